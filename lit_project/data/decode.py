@@ -1,0 +1,311 @@
+"""Image files to uint8 arrays: the one place that decides what the pixels of a file are.
+
+Training, prediction and serving all read through :func:`read_image`, so a file is the same image everywhere:
+
+* EXIF rotation is applied;
+* transparent pixels show white;
+* 16-bit and floating-point greyscale are scaled to 8 bits, not cut off at 255;
+* of an animation, the first frame counts.
+"""
+
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+
+from lit_project.errors import InputError
+
+# those users have, among all that Pillow reads; a Pillow built without a library lacks its format
+_COMMON = {".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg"}
+_COMMON |= {".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"}
+_FORMATS = {extension: name for extension, name in Image.registered_extensions().items() if extension in _COMMON}
+#: File name endings that are read as images, in lower case; case does not matter.
+IMAGE_EXTENSIONS = frozenset(_FORMATS)
+# the only formats tried, whatever a file is called: in turn, so the frequent ones first
+_TRIED = sorted({*_FORMATS.values()}, key=lambda name: (name not in ("JPEG", "PNG"), name))
+
+_JUNK = frozenset({"__macosx", "thumbs.db", "desktop.ini"})
+# how many files one message names
+_MAX_LISTED = 20
+# files a thread decodes before it reports back
+_CHUNK = 32
+
+
+class BadImageError(InputError):
+    """An image file that cannot be read; the message has its full path and the reason."""
+
+    def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
+        super().__init__(f"{Path(path).absolute()}: {reason}")
+        self.reason = reason
+
+
+def is_ignored(path: str | os.PathLike[str]) -> bool:
+    """Whether a file or folder is by its own name none of the user's: hidden, or left behind by an operating system."""
+    name = os.path.basename(path)  # noqa: PTH119 - called for every file there is, and several times faster
+    return name.startswith(".") or name.lower() in _JUNK
+
+
+def is_image(path: str | os.PathLike[str]) -> bool:
+    """Whether a file has one of ``IMAGE_EXTENSIONS`` and is not ignored."""
+    return os.path.splitext(path)[1].lower() in IMAGE_EXTENSIONS and not is_ignored(path)  # noqa: PTH122 - as above
+
+
+def find_images(folder: Path) -> tuple[list[Path], Counter[str]]:
+    """Walk a folder, through links and all levels.
+
+    Returns:
+        The image files in natural order (``2.jpg`` before ``10.jpg``), and how many files with each other extension
+        were passed over. Ignored files and folders (see :func:`is_ignored`) are in neither.
+
+    Raises:
+        InputError: a folder cannot be listed.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise InputError(f"The folder {error.filename} cannot be listed: {error.strerror}.")
+
+    images: list[Path] = []
+    others: Counter[str] = Counter()
+    visited: set[str] = set()
+    for parent, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in visited:
+            folders.clear()  # a link to a folder above itself would never end
+            continue
+        visited.add(real)
+        folders[:] = [name for name in folders if not is_ignored(name)]
+        for name in files:
+            if is_image(name):
+                images.append(Path(parent, name))
+            elif not is_ignored(name):
+                others[extension(name)] += 1
+    return sorted(images, key=natural_key), others
+
+
+def extension(path: str | os.PathLike[str]) -> str:
+    """A file's extension in lower case, for messages."""
+    return Path(path).suffix.lower() or "no extension"
+
+
+def natural_key(path: Path) -> tuple[list[str | int], str]:
+    """Sort key that compares the numbers in a path as numbers."""
+    parts: list[str | int] = list(re.split(r"(\d+)", str(path)))
+    parts[1::2] = [int(digits) for digits in parts[1::2]]
+    return parts, str(path)
+
+
+def describe_extensions(counts: Counter[str]) -> str:
+    """``5 .txt, 2 .heic``: the most frequent first."""
+    return ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
+
+
+def usable_cpus() -> int:
+    """CPU cores this process may use, which under SLURM or in a container are fewer than the machine has."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def image_dimensions(path: Path) -> tuple[int, int]:
+    """Height and width of an image as it will be decoded, from its header alone.
+
+    Raises:
+        BadImageError: the header cannot be read.
+    """
+    try:
+        with Image.open(path, formats=_TRIED) as image:
+            width, height = image.size
+            # Pillow has already turned a TIFF's size, and looks for a PNG's EXIF data behind all of its pixels
+            if image.format != "TIFF" and (image.format != "PNG" or "exif" in image.info):
+                orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+                if orientation in (5, 6, 7, 8):
+                    width, height = height, width
+            return height, width
+    except Exception as error:
+        raise BadImageError(path, _reason(path, error)) from error
+
+
+def read_image(path: Path, size: tuple[int, int] | None = None, channels: int = 3) -> NDArray[np.uint8]:
+    """Decode one image file.
+
+    Args:
+        path: the file.
+        size: height and width. The image is scaled, with antialiasing, until it just covers them, and what stands out
+            is cut off evenly on both sides. ``None`` leaves the image as large as it is.
+        channels: 3 for RGB, 1 for greyscale.
+
+    Returns:
+        uint8 ``[H, W, channels]``.
+
+    Raises:
+        BadImageError: the file cannot be read, for whatever reason; a file that is cut short is never half an image.
+    """
+    try:
+        with Image.open(path, formats=_TRIED) as image:
+            if size is not None and image.format == "JPEG":
+                # a photo many times too large is decoded at a fraction of its size, still twice what is needed
+                image.draft(None, (2 * max(size), 2 * max(size)))
+            ImageOps.exif_transpose(image, in_place=True)
+            picture = _to_mode(image, "RGB" if channels == 3 else "L")
+            if size is not None and picture.size != (size[1], size[0]):
+                picture = _resize_and_crop(picture, *size)
+            return np.array(picture).reshape(picture.height, picture.width, channels)
+    except Exception as error:  # damaged files make Pillow raise nearly anything
+        raise BadImageError(path, _reason(path, error)) from error
+
+
+def decode_all(
+    paths: Sequence[Path], size: tuple[int, int], channels: int, on_bad_image: Literal["error", "skip"]
+) -> tuple[Tensor, list[int]]:
+    """Decode many files, in parallel, into one array.
+
+    Args:
+        paths: the files.
+        size: height and width of every image, see :func:`read_image`.
+        channels: 3 for RGB, 1 for greyscale.
+        on_bad_image: what to do once all files were tried and some could not be read: ``error`` raises, ``skip``
+            warns and leaves them out. Either way one message lists them.
+
+    Returns:
+        uint8 ``[N, H, W, channels]``, and the position in ``paths`` of each of the N images.
+
+    Raises:
+        InputError: files cannot be read, or the array would not fit into memory.
+    """
+    shape = (len(paths), *size, channels)
+    _check_memory(shape)
+    images = torch.empty(shape, dtype=torch.uint8)
+    array = images.numpy()
+
+    def decode(positions: range) -> dict[int, BadImageError]:
+        bad = {}
+        for position in positions:
+            try:
+                array[position] = read_image(paths[position], size, channels)
+            except BadImageError as error:
+                bad[position] = error
+        return bad
+
+    bad = _in_threads(decode, [range(i, min(i + _CHUNK, len(paths))) for i in range(0, len(paths), _CHUNK)])
+    if not bad:
+        return images, list(range(len(paths)))
+    listed = "\n  ".join(str(bad[position]) for position in sorted(bad)[:_MAX_LISTED])
+    more = f"\n  and {len(bad) - _MAX_LISTED:,} more" if len(bad) > _MAX_LISTED else ""
+    message = f"{len(bad):,} of {len(paths):,} images cannot be read:\n  {listed}{more}\n"
+    if on_bad_image == "error" or len(bad) == len(paths):
+        raise InputError(f"{message}Repair or delete them, or leave such files out with --data.on_bad_image=skip.")
+    rank_zero_warn(f"{message}They are left out.")
+    kept = [position for position in range(len(paths)) if position not in bad]
+    return images[kept], kept
+
+
+def _in_threads(decode: Callable[[range], dict[int, BadImageError]], chunks: list[range]) -> dict[int, BadImageError]:
+    """Run ``decode`` over the chunks, with a progress bar on a terminal. Pillow decodes outside Python's lock."""
+    pool = ThreadPoolExecutor(usable_cpus())
+    try:
+        results: Iterable[dict[int, BadImageError]] = track(
+            pool.map(decode, chunks),
+            description="Decoding images",
+            total=len(chunks),
+            console=Console(stderr=True),
+            transient=True,
+            disable=not sys.stderr.isatty(),
+        )
+        return {position: error for bad in results for position, error in bad.items()}
+    finally:
+        pool.shutdown(cancel_futures=True)  # Ctrl-C does not wait for the rest of the files
+
+
+def _check_memory(shape: tuple[int, ...]) -> None:
+    available = _available_memory()
+    needed = int(np.prod(shape, dtype=np.int64))
+    if available is not None and needed > available:
+        count, height, width, _ = shape
+        raise InputError(
+            f"{count:,} images of {height}x{width} pixels need {needed / 2**30:.1f} GiB of memory, but only "
+            f"{available / 2**30:.1f} GiB are available. Lower the size with --data.image_size."
+        )
+
+
+def _available_memory() -> int | None:
+    """Bytes that can be allocated without swapping; ``None`` where the system does not say (macOS, Windows)."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _to_mode(image: Image.Image, mode: Literal["RGB", "L"]) -> Image.Image:
+    """``image`` in 8 bits a channel, with everything transparent over white."""
+    if image.mode == "F" or image.mode.startswith("I"):
+        image = _to_8_bits(image)
+    elif image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _to_8_bits(image: Image.Image) -> Image.Image:
+    """Scale greyscale of more than 8 bits, whose range no file states: by what the kind of number suggests."""
+    values = np.asarray(image, dtype=np.float64)
+    low, high = values.min(), values.max()
+    # integers are 16-bit; Pillow opens some of them as 32-bit. Floats are shares of white, or else 8-bit levels
+    white = 65535 if image.mode != "F" else 1 if high <= 1 else 255
+    if not (low >= 0 and high <= white):  # also when a value is not a number
+        raise ValueError(f"its values go from {low:g} to {high:g}, expected 0 to {white}: convert it to 8 or 16 bits")
+    return Image.fromarray((values * (255 / white)).round().astype(np.uint8))
+
+
+def _resize_and_crop(image: Image.Image, height: int, width: int) -> Image.Image:
+    """Scale until the image just covers ``height`` x ``width`` and cut out the centre, both in one resampling."""
+    scale = max(height / image.height, width / image.width)
+    source_width, source_height = min(width / scale, image.width), min(height / scale, image.height)
+    left, top = (image.width - source_width) / 2, (image.height - source_height) / 2
+    if scale == 1:  # whole pixels only: half a pixel's shift would blur for nothing
+        left, top = int(left), int(top)
+    box = (left, top, left + source_width, top + source_height)
+    return image.resize((width, height), Image.Resampling.BILINEAR, box=box)
+
+
+def _reason(path: Path, error: Exception) -> str:
+    """Why a file cannot be read, for someone who does not know Pillow."""
+    match error:
+        case FileNotFoundError():
+            return "there is no such file" if not path.is_symlink() else "a link to a file that does not exist"
+        case PermissionError():
+            return "no permission to read it"
+        case IsADirectoryError():
+            return "a folder, not a file"
+        case UnidentifiedImageError():
+            start = _first_bytes(path)
+            if not start:
+                return "the file is empty (0 bytes)"
+            if start.lstrip().startswith(b"<"):
+                return f"not an image but text, such as a web page: it begins with {start!r}"
+            return f"not an image, damaged, or of a kind that cannot be read: it begins with {start!r}"
+        case Image.DecompressionBombError():
+            return f"too many pixels to be decoded safely ({error})"
+        case OSError() if "truncated" in str(error):
+            return f"the file is cut short ({error})"
+        case ValueError() if "its values go from" in str(error):
+            return str(error)
+    return f"the file is damaged ({type(error).__name__}: {error})"
+
+
+def _first_bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(16)

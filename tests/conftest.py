@@ -1,0 +1,74 @@
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+#: A run of the embedded data that takes a second.
+TINY = [
+    "--data.num_train=256",
+    "--data.num_val=130",
+    "--data.num_test=131",
+    "--data.batch_size=64",
+    "--trainer.max_epochs=1",
+    "--trainer.enable_model_summary=false",
+    "--trainer.log_every_n_steps=2",
+]
+
+Completed = subprocess.CompletedProcess[str]
+RunCLI = Callable[..., Completed]
+
+
+def pytest_configure() -> None:
+    # two test processes on two cores; without this each would start as many threads as there are cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+
+
+def environment(home: Path, **extra: str) -> dict[str, str]:
+    """The environment of a newcomer: an empty home folder, no settings of this machine's user."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("LIT_", "WANDB_", "PL_", "SLURM_", "XDG_"))}
+    home.mkdir(exist_ok=True)
+    return kept | {"HOME": str(home), "COLUMNS": "120"} | extra
+
+
+def cli(cwd: Path, *arguments: object, check: bool = True, timeout: float = 300, **env: str) -> Completed:
+    """Run the real command line in ``cwd``; with ``check`` it has to succeed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "lit_project.cli", *map(str, arguments)],
+        cwd=cwd,
+        env=environment(cwd / "home", **env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    if check:
+        assert done.returncode == 0, f"{done.args}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def runs(folder: Path, pattern: str = "*") -> list[Path]:
+    """The run folders below ``folder``, oldest first."""
+    return sorted((folder / "runs").glob(pattern), key=lambda path: path.stat().st_mtime)
+
+
+@pytest.fixture
+def run_cli(tmp_path: Path) -> RunCLI:
+    """Runs the command line in this test's own folder."""
+
+    def run(*arguments: object, **options: object) -> Completed:
+        return cli(tmp_path, *arguments, **options)  # type: ignore[arg-type]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of a tiny finished training (read only: tests share it)."""
+    folder = tmp_path_factory.mktemp("tiny")
+    cli(folder, "fit", *TINY, "--trainer.max_epochs=2")
+    return runs(folder)[0]
