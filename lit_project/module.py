@@ -1,0 +1,264 @@
+"""The LightningModule: a network, its loss, its metrics, and the factories of its optimiser and scheduler."""
+
+import math
+import warnings
+from functools import partial
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable, ReduceLROnPlateau
+from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
+
+from lit_project.errors import InputError
+from lit_project.metrics import EpochMetrics
+
+#: Scheduler arguments that count its steps; -1 (or OneCycleLR's own default, null) stands for the whole training.
+_LENGTH_ARGUMENTS = ("T_max", "total_steps", "total_iters")
+
+
+class ImageClassifier(L.LightningModule):
+    """Trains any network that maps images ``[B, C, H, W]`` to logits ``[B, num_classes]``.
+
+    From the command line ``num_classes`` and ``class_names`` are filled in from the data, here and in the network.
+
+    Args:
+        network: the network; it knows nothing of Lightning.
+        optimizer: called with the parameters, returns the optimiser.
+        scheduler: called with the optimiser, returns the scheduler; ``null`` keeps the learning rate constant.
+            ``T_max``, ``total_steps`` or ``total_iters`` of -1 stand for the number of optimiser steps of the run.
+        scheduler_interval: when the scheduler steps. ``auto``: each optimiser step if its length is counted in steps
+            (a length of -1, OneCycleLR, CyclicLR), otherwise each epoch.
+        label_smoothing: share of the target spread over all classes, 0 to 1. Training only.
+        class_weights: weight of each class in the training loss: ``none``, ``balanced`` (inversely proportional to its
+            number of training images), or one number a class.
+        num_classes: number of classes.
+        class_names: their names, in index order; kept in the checkpoint.
+
+    Raises:
+        InputError: class weights or names that do not fit ``num_classes``; data with other classes than the model's.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        optimizer: OptimizerCallable = torch.optim.AdamW,
+        scheduler: LRSchedulerCallable | None = None,
+        scheduler_interval: Literal["auto", "step", "epoch"] = "auto",
+        label_smoothing: float = 0.0,
+        class_weights: Literal["none", "balanced"] | list[float] = "none",
+        num_classes: int = 10,
+        class_names: list[str] | None = None,
+    ) -> None:
+        super().__init__()
+        # From the command line Lightning substitutes the plain config for the arguments, and the checkpoint can rebuild
+        # everything. From Python they are live objects, and a checkpoint is data, not code: leave them out.
+        live = [] if _given_hyperparameters.get() else ["network", "optimizer", "scheduler"]
+        self.save_hyperparameters(ignore=live)
+        if not 0.0 <= label_smoothing <= 1.0:
+            raise InputError(f"model.label_smoothing is {label_smoothing}: it must lie between 0 and 1.")
+        for name, values in (("class_weights", class_weights), ("class_names", class_names)):
+            if isinstance(values, list) and len(values) != num_classes:
+                raise InputError(f"model.{name} has {len(values)} entries, but there are {num_classes} classes.")
+        # channels last is the layout convolutions are fastest in, and the one batches arrive in
+        self.network = network.to(memory_format=torch.channels_last)
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.scheduler_interval = scheduler_interval
+        self.label_smoothing = label_smoothing
+        self.class_weights = class_weights
+        self.num_classes = num_classes
+        self.class_names = class_names
+        # one object a stage, so that a validation in mid-epoch leaves the training metrics alone
+        self.train_metrics = EpochMetrics(num_classes, "train")
+        self.val_metrics = EpochMetrics(num_classes, "val")
+        self.test_metrics = EpochMetrics(num_classes, "test")
+        self.register_buffer("loss_weight", None, persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Float images ``[B, C, H, W]`` to float32 logits ``[B, num_classes]``."""
+        return self.network(images).float()
+
+    def setup(self, stage: str) -> None:
+        """Check that the data has the classes the model was made for, and weigh them."""
+        data_names = getattr(self._datamodule, "class_names", None)
+        if self.class_names and data_names and list(data_names) != list(self.class_names):
+            raise InputError(
+                f"The model has {_listing(self.class_names)}, but the data has {_listing(data_names)}. "
+                "Point --data at data with the model's classes, or train a new model on this data."
+            )
+        if stage == "fit" and self.class_weights != "none":
+            self.loss_weight = self._loss_weight()
+
+    # ---- steps: a batch is (images float32 [B, C, H, W], targets int64 [B])
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        images, targets = batch
+        logits = self(images)
+        loss = F.cross_entropy(logits, targets, weight=self.loss_weight, label_smoothing=self.label_smoothing)
+        self.train_metrics.update(logits, targets, loss)
+        if self._logs_this_step():
+            self.log("train/loss_step", loss.detach(), prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self._evaluate(batch, self.val_metrics)
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self._evaluate(batch, self.test_metrics)
+
+    def predict_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        """Class probabilities ``[B, num_classes]``, float32."""
+        return self(batch[0]).softmax(dim=1)
+
+    def _evaluate(self, batch: tuple[Tensor, Tensor], metrics: EpochMetrics) -> None:
+        images, targets = batch
+        logits = self(images)
+        # neither smoothed nor weighted, so that it compares across runs with other training losses
+        metrics.update(logits, targets, F.cross_entropy(logits, targets))
+
+    # ---- epochs
+
+    def on_train_epoch_start(self) -> None:
+        self.train_metrics.reset()
+
+    def on_validation_epoch_start(self) -> None:
+        self.val_metrics.reset()
+
+    def on_test_epoch_start(self) -> None:
+        self.test_metrics.reset()
+
+    def on_train_epoch_end(self) -> None:
+        self._log_epoch(self.train_metrics)
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_epoch(self.val_metrics)
+
+    def on_test_epoch_end(self) -> None:
+        #: int64 [num_classes, num_classes], rows true, columns predicted
+        self.confusion_matrix = self.test_metrics.confusion_matrix()
+        self._log_epoch(self.test_metrics)
+
+    def _log_epoch(self, metrics: EpochMetrics) -> None:
+        values = metrics.compute()
+        shown = f"{metrics.stage}/acc"
+        for name, value in values.items():
+            # every rank has the same value already; sync_dist only says so to Lightning
+            self.log(name, value, prog_bar=name == shown, sync_dist=True)
+
+    # ---- optimisation
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Log the norm of all gradients, before clipping."""
+        if self._logs_this_step():
+            gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+            self.log("train/grad_norm", nn.utils.get_total_norm(gradients))
+
+    def configure_optimizers(self) -> Any:
+        """Build the optimiser and its scheduler, the latter with its length and interval filled in."""
+        optimizer = self.optimizer(p for p in self.parameters() if p.requires_grad)
+        if self.scheduler is None:
+            return optimizer
+        lengths: dict[str, int] = {}
+        if self._open_lengths:
+            total_steps = self.trainer.estimated_stepping_batches
+            if not math.isfinite(total_steps):
+                rank_zero_warn(
+                    "The run has no planned end (max_epochs=-1 without max_steps), so the scheduler's length cannot be "
+                    "derived: the learning rate stays constant. Set trainer.max_epochs or trainer.max_steps to "
+                    "have it scheduled."
+                )
+                return optimizer
+            lengths = dict.fromkeys(self._open_lengths, max(1, int(total_steps)))
+        scheduler = self.scheduler(optimizer, **lengths)
+        interval = self.scheduler_interval
+        if interval == "auto":
+            interval = "step" if lengths or isinstance(scheduler, OneCycleLR | CyclicLR) else "epoch"
+        config: dict[str, Any] = {"scheduler": scheduler, "interval": interval}
+        if isinstance(scheduler, ReduceLROnPlateau):
+            config["monitor"] = scheduler.monitor
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+    @property
+    def _open_lengths(self) -> list[str]:
+        """The scheduler arguments that stand for the whole run."""
+        arguments = self.scheduler.keywords if isinstance(self.scheduler, partial) else {}
+        if arguments.get("epochs") is not None:  # OneCycleLR(epochs=..., steps_per_epoch=...) gives its length itself
+            return []
+        return [name for name in _LENGTH_ARGUMENTS if arguments.get(name, 0) in (-1, None)]
+
+    def on_train_start(self) -> None:
+        """Put a resumed run's learning rate on the schedule of its present length.
+
+        The schedulers of torch derive a rate from the one before, so after a run of two epochs has ended at rate 0, a
+        third epoch would stay there.
+        """
+        if not self._open_lengths or self.trainer.global_step == 0:
+            return
+        for config in self.trainer.lr_scheduler_configs:
+            scheduler: Any = config.scheduler
+            with warnings.catch_warnings():  # get_lr expects to be called by step
+                warnings.simplefilter("ignore")
+                closed_form = getattr(scheduler, "_get_closed_form_lr", scheduler.get_lr)
+                scheduler._last_lr = closed_form()
+            for group, rate in zip(scheduler.optimizer.param_groups, scheduler._last_lr, strict=True):
+                group["lr"] = rate
+
+    # ---- checkpoints
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse weights of another network, with the difference in words; give a schedule this run's length.
+
+        Raises:
+            InputError: missing, unexpected or differently shaped weights.
+        """
+        for state in checkpoint.get("lr_schedulers", []):
+            for name in (*self._open_lengths, "_schedule_phases"):  # the phases are OneCycleLR's, of the same length
+                if self._open_lengths:
+                    state.pop(name, None)
+        own, given = self.state_dict(), checkpoint["state_dict"]
+        problems = [f"missing here: {key}" for key in own.keys() - given.keys()]
+        problems += [f"not in this model: {key}" for key in given.keys() - own.keys()]
+        problems += [
+            f"{key}: {list(given[key].shape)} in the checkpoint, {list(own[key].shape)} in the model"
+            for key in own.keys() & given.keys()
+            if own[key].shape != given[key].shape
+        ]
+        if problems:
+            shown = "\n  ".join(sorted(problems)[:8])
+            more = f"\n  and {len(problems) - 8} more" if len(problems) > 8 else ""
+            raise InputError(
+                f"The checkpoint's weights do not fit {type(self.network).__name__} with {self.num_classes} classes:"
+                f"\n  {shown}{more}\nUse the config of the run that wrote it, or choose another checkpoint."
+            )
+
+    # ---- internals
+
+    def _logs_this_step(self) -> bool:
+        trainer: Any = self.trainer
+        return (trainer.global_step + 1) % trainer.log_every_n_steps == 0
+
+    @property
+    def _datamodule(self) -> Any:
+        return getattr(self.trainer, "datamodule", None)  # None when loaders were given to the trainer
+
+    def _loss_weight(self) -> Tensor:
+        if isinstance(self.class_weights, list):
+            return torch.tensor(self.class_weights, device=self.device)
+        counts = getattr(self._datamodule, "class_counts", None)
+        if counts is None:
+            raise InputError(
+                "model.class_weights is 'balanced', but the data does not say how many images each class has."
+            )
+        # as in scikit-learn's class_weight="balanced"; a class without images has no loss to weigh
+        weight = counts.sum() / (self.num_classes * counts.clamp(min=1))
+        return weight.float().to(self.device)
+
+
+def _listing(names: list[str]) -> str:
+    shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+    return f"{len(names)} classes ({shown})"

@@ -1,0 +1,92 @@
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_project.metrics import EpochMetrics, MacroAUROC
+
+
+def batches(sizes: list[int], classes: int = 4) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (torch.randn(size, classes, generator=generator), torch.randint(0, classes, (size,), generator=generator))
+        for size in sizes
+    ]
+
+
+def area_by_ranks(scores: Tensor, positive: Tensor) -> float:
+    """Area under the ROC curve as the share of (positive, negative) pairs in the right order."""
+    pairs = scores[positive][:, None] - scores[~positive][None, :]
+    return ((pairs > 0).double() + 0.5 * (pairs == 0)).mean().item()
+
+
+def compute(metrics: EpochMetrics, data: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    for logits, targets in data:
+        metrics.update(logits, targets, torch.nn.functional.cross_entropy(logits, targets))
+    return {name: value.item() for name, value in metrics.compute().items()}
+
+
+@pytest.mark.parametrize("buffer_size", [1, 40, 8192])
+def test_values_are_those_of_the_whole_epoch_not_averages_of_batches(buffer_size: int) -> None:
+    data = batches([64, 64, 3])
+    values = compute(EpochMetrics(4, "val", buffer_size), data)
+    logits, targets = (torch.cat(part) for part in zip(*data, strict=True))
+    predicted = logits.argmax(1)
+    f1 = [
+        2 * ((predicted == c) & (targets == c)).sum().item() / ((predicted == c).sum() + (targets == c).sum()).item()
+        for c in range(4)
+    ]
+    probabilities = logits.softmax(1)
+    auroc = [area_by_ranks(probabilities[:, c], targets == c) for c in range(4)]
+    assert values == pytest.approx(
+        {
+            "val/loss": torch.nn.functional.cross_entropy(logits, targets).item(),
+            "val/acc": (predicted == targets).float().mean().item(),
+            "val/f1": sum(f1) / 4,
+            "val/auroc": sum(auroc) / 4,
+        },
+        abs=1e-5,
+    )
+
+
+def test_an_absent_class_gives_no_warning_and_does_not_pull_auroc_down() -> None:
+    ((logits, targets),) = batches([200])
+    targets[targets == 3] = 0
+    metric = MacroAUROC(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        metric.update(logits.softmax(1), targets)
+        value = metric.compute().item()
+    probabilities = logits.softmax(1)
+    assert value == pytest.approx(sum(area_by_ranks(probabilities[:, c], targets == c) for c in range(3)) / 3, abs=1e-5)
+
+
+def test_each_epoch_starts_from_nothing() -> None:
+    metrics = EpochMetrics(4, "val")
+    first, second = batches([50]), batches([20, 30])[1:]
+    compute(metrics, first)
+    assert compute(metrics, second) == compute(EpochMetrics(4, "val"), second)
+
+
+def test_half_precision_logits_are_scored_in_float32() -> None:
+    """bfloat16 sums lose samples: 1 + 256 is 256 in it."""
+    data = [(logits.bfloat16(), targets) for logits, targets in batches([100] * 30)]
+    metrics = EpochMetrics(4, "val", buffer_size=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        for logits, targets in data:
+            metrics.update(logits, targets, torch.tensor(1.0, dtype=torch.bfloat16))
+        values = metrics.compute()
+    assert {value.dtype for value in values.values()} == {torch.float32}
+    hits = sum(int((logits.argmax(1) == targets).sum()) for logits, targets in data)
+    assert values["val/acc"].item() == pytest.approx(hits / 3000)
+    assert values["val/loss"].item() == 1.0
+
+
+def test_confusion_rows_are_true_classes() -> None:
+    metrics = EpochMetrics(3, "test")
+    logits = torch.tensor([[9.0, 0, 0], [9.0, 0, 0], [0, 0, 9.0]])
+    metrics.update(logits, torch.tensor([0, 1, 2]), torch.tensor(0.0))
+    assert metrics.confusion_matrix().tolist() == [[1, 0, 0], [1, 0, 0], [0, 0, 1]]
+    assert metrics.compute()["test/acc"].item() == pytest.approx(2 / 3)
