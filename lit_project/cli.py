@@ -1,0 +1,464 @@
+"""The command line: ``python -m lit_project.cli {fit,validate,test,predict}``.
+
+LightningCLI does the parsing. This file adds what a run needs around it: the default config, a fresh run folder, the
+facts that flow from the data to the model, everything that comes back from a checkpoint, and errors in one message.
+
+What a run is made of, later wins: ``configs/default.yaml``, the checkpoint's config, each ``--config``, each option.
+"""
+
+import argparse
+import contextlib
+import inspect
+import logging
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+import lightning as L
+import yaml
+from jsonargparse import Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint, ProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+
+from lit_project.callbacks import PredictionWriter, RunRecord
+from lit_project.checkpoints import AtomicCheckpointIO, find_checkpoint, read_checkpoint
+from lit_project.data import ImagesToPredict
+from lit_project.errors import InputError
+from lit_project.parse_errors import explain
+
+PACKAGE = Path(__file__).parent
+#: A checkout keeps the configs beside the package, an installed wheel inside it.
+CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"
+#: What flows from the data to every part of the model that has a parameter of this name.
+DATA_FACTS = ("num_classes", "class_names", "in_channels", "image_size")
+#: Stands in configs for the folder of the run; replaced when the objects are made, kept in the saved config.
+RUN_DIR = "{run_dir}"
+COMMAND = f"python -m {__package__}.cli"
+#: Options that say what to do with a run, not what it is made of: they are not part of its config.
+ACTION_KEYS = ("config", "ckpt_path", "images", "output")
+
+
+class Parser(LightningArgumentParser):
+    """Reports a parsing error in one message with the nearest right name, and exits with status 2."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        parser = getattr(ex, "subcommand_parser", None) or self
+        subcommand = next((name for name in sys.argv[1:] if name in CLI.subcommands()), "")
+        sys.stderr.write(f"error: {explain(message, parser, sys.argv)}\n")
+        sys.stderr.write(f"All options: {' '.join([COMMAND, subcommand]).strip()} --help\n")
+        sys.exit(2)
+
+
+class CLI(LightningCLI):
+    """LightningCLI with a run folder, named default callbacks and loggers, and self-contained checkpoints.
+
+    Args:
+        checkpoint: the checkpoint to start from, as read from its file.
+        default_configs: config files below any that the command line names.
+    """
+
+    def __init__(self, checkpoint: dict[str, Any] | None, default_configs: list[Path]) -> None:
+        self.checkpoint = checkpoint
+        self.run_dir: Path | None = None
+        try:
+            super().__init__(
+                model_class=L.LightningModule,
+                datamodule_class=L.LightningDataModule,
+                subclass_mode_model=True,
+                subclass_mode_data=True,
+                auto_configure_optimizers=False,  # the module has its own factories
+                save_config_callback=None,  # see _open_run_folder
+                parser_class=Parser,
+                # an abbreviated option would be understood by the parser, but not where argv is searched for one
+                parser_kwargs={"prog": COMMAND, "allow_abbrev": False}
+                | {
+                    name: {"default_config_files": [str(path) for path in default_configs], "allow_abbrev": False}
+                    for name in self.subcommands()
+                },
+            )
+        except Exception as error:
+            fail(error, self.run_dir)
+
+    # ---- what can be configured
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        # what is left of each method's arguments is ckpt_path, so that one config file serves every subcommand
+        skipped = {"model", "datamodule", "weights_only"}
+        return {
+            "fit": skipped | {"train_dataloaders", "val_dataloaders"},
+            "validate": skipped | {"dataloaders", "verbose"},
+            "test": skipped | {"dataloaders", "verbose"},
+            "predict": skipped | {"dataloaders", "return_predictions"},
+        }
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        # A list in a config replaces the list before it, and with it the default callbacks. Named keys are merged:
+        # default.yaml names them, a config changes or removes (null) one of them, trainer.callbacks adds to them.
+        default = yaml.safe_load((CONFIGS / "default.yaml").read_text())
+        for group, base in (("callbacks", Callback), ("loggers", Logger)):
+            for name in default[group]:
+                parser.add_argument(f"--{group}.{name}", type=base | None, default=None)
+
+    def setup_parser(self, *args: Any) -> None:
+        super().setup_parser(*args)
+        predict = self._parser("predict")
+        predict.add_argument("--images", type=str | list[str] | None, help="An image file, a folder, or a glob.")
+        predict.add_argument("--output", type=str | None, help="The CSV file to write. Default: in the run folder.")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        super().parse_arguments(parser, args)
+        subcommand = self.config.subcommand
+        if subcommand != "fit" and not self.config[subcommand].ckpt_path:
+            raise InputError(
+                f"{subcommand} needs a trained model; without one it would score random weights. Give --ckpt_path with "
+                "a checkpoint file or a run folder, or --ckpt_path best for the newest run's best checkpoint."
+            )
+        if subcommand == "predict" and not self.config.predict.images:
+            raise InputError("predict needs images: give --images with an image file, a folder, or a quoted glob.")
+
+    def _parse_ckpt_path(self) -> None:
+        """Lightning lets a checkpoint's values override the command line's; here they only replace defaults."""
+
+    # ---- from config to objects
+
+    def before_instantiate_classes(self) -> None:
+        if self.subcommand != "predict":
+            self._fit_model_to_data()
+        self._open_run_folder()
+
+    def instantiate_classes(self) -> None:
+        # a saved config must not point at the folder of the run that saved it, so self.config keeps the placeholder
+        config, self.config = self.config, _replaced(self.config, RUN_DIR, str(self.run_dir))
+        try:
+            super().instantiate_classes()
+        finally:
+            self.config = config
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        config = {**self._get(self.config_init, "trainer"), **kwargs, "default_root_dir": str(self.run_dir)}
+        if config["logger"] in (None, True):
+            config["logger"] = self.subcommand != "predict" and self._named("loggers")
+        if config["barebones"]:
+            return L.Trainer(**config)
+        config["callbacks"] = self._callbacks(config)
+        plugins = config["plugins"] or []
+        config["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
+        return L.Trainer(**config)
+
+    def _named(self, group: str) -> list[Any]:
+        return [part for part in vars(self._get(self.config_init, group)).values() if part is not None]
+
+    def _callbacks(self, trainer_config: dict[str, Any]) -> list[Callback]:
+        """The named callbacks and the user's own, without those that would clash."""
+        own = trainer_config["callbacks"] or []
+        own = own if isinstance(own, list) else [own]
+        only_one = (EarlyStopping, LearningRateMonitor, ProgressBar)
+        unwanted: list[type[Callback]] = [kind for kind in only_one if _any_is(own, kind)]
+        if not trainer_config["logger"] or trainer_config["fast_dev_run"]:
+            unwanted.append(LearningRateMonitor)  # it refuses to run without a logger
+        if trainer_config["enable_progress_bar"] is False:
+            unwanted.append(ProgressBar)
+        if self.subcommand != "fit" and not _any_is(own, ModelCheckpoint):
+            trainer_config["enable_checkpointing"] = False
+        if trainer_config["enable_checkpointing"] is False:
+            unwanted.append(ModelCheckpoint)
+        named = [callback for callback in self._named("callbacks") if not isinstance(callback, tuple(unwanted))]
+        # the default checkpoints come first: trainer.checkpoint_callback is the first of its kind
+        callbacks = [*named, *own, RunRecord(self.run_config)]
+        if self.subcommand == "predict":
+            self.writer = PredictionWriter(self._get(self.config, "output") or f"{self.run_dir}/predictions.csv")
+            callbacks.append(self.writer)
+        return callbacks
+
+    def _fit_model_to_data(self) -> None:
+        """Fill what the data knows (see ``DATA_FACTS``) into the model's config and its network's.
+
+        Raises:
+            InputError: the config already says otherwise, be it by hand or from a checkpoint.
+        """
+        config = self.config[self.subcommand]
+        data = self._parser(self.subcommand).instantiate(Namespace(data=config.data)).data
+        del self.config_dump  # Lightning took it for the hyper-parameters, but the model's config changes below
+        facts = {name: _plain(getattr(data, name)) for name in DATA_FACTS if hasattr(data, name)}
+        for key, spec in _class_specs("model", config.model):
+            for name, fact in facts.items():
+                if name not in spec.get("init_args", {}):
+                    continue
+                given, default = _plain(spec.init_args[name]), _default(spec.class_path, name)
+                if given not in (None, default, fact, fact[0] if name == "image_size" else None):
+                    source = "the checkpoint's" if self.checkpoint else "the configured"
+                    raise InputError(
+                        f"{key}.{name} is {given} in {source} model, but the data has {fact}. Use data that fits the "
+                        f"model, or leave {key}.{name} out to have it taken from the data."
+                    )
+                spec.init_args[name] = fact
+
+    def _open_run_folder(self) -> None:
+        """Make a new folder for this run and keep its resolved config there, as plain values."""
+        config = self.config[self.subcommand].clone()
+        for key in ACTION_KEYS:
+            config.pop(key, None)
+        dump = self._parser(self.subcommand).dump(config, skip_none=False, skip_validation=True, format="yaml")
+        self.run_config = yaml.safe_load(dump)
+        root = Path(config.trainer.default_root_dir or "runs").expanduser().absolute()
+        while True:
+            name = f"{self.subcommand}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+            self.run_dir = root / name
+            if not _is_rank_zero():  # the other ranks get every path they write to from the first
+                return
+            with contextlib.suppress(FileExistsError):
+                self.run_dir.mkdir(parents=True)
+                (self.run_dir / "config.yaml").write_text(yaml.safe_dump(self.run_config, sort_keys=False))
+                return
+
+    # ---- subcommands: what is said before and after Lightning does the work
+
+    def before_predict(self) -> None:
+        preprocessing = (self.checkpoint or {}).get("preprocessing")
+        if preprocessing is None:
+            raise InputError("This checkpoint does not say how its images were prepared, so predict cannot use it.")
+        self.datamodule = ImagesToPredict(
+            images=self.config.predict.images,
+            preprocessing=preprocessing,
+            batch_size=getattr(self.datamodule, "batch_size", 128),
+        )
+
+    def predict(self, **kwargs: Any) -> None:
+        self.trainer.predict(**kwargs, return_predictions=False)
+
+    @rank_zero_only
+    def after_fit(self) -> None:
+        best, last = (self._checkpoint_path(name) for name in ("best", "last"))
+        checkpoint = best or last
+        if checkpoint is None:
+            print(f"\nRun folder: {_short(self.run_dir)} (no checkpoint was written)")
+            return
+        if best:
+            callback: Any = self.trainer.checkpoint_callback
+            print(f"\nBest checkpoint: {_short(best)} ({callback.monitor} {callback.best_model_score:.4f})")
+        else:
+            print(f"\nLast checkpoint: {_short(checkpoint)} (nothing was monitored, so there is no best)")
+        print(f"Run folder: {_short(self.run_dir)}\nNext:")
+        command = f"{_short(Path(sys.executable))} -m {__package__}.cli"  # the interpreter that has the packages
+        for step, arguments in {
+            "test it": f"test --ckpt_path {_short(checkpoint)}",
+            "train on CIFAR-10": "fit --config configs/cifar10.yaml",
+            "train on your images": "fit --config configs/image_folder.yaml --data.root FOLDER",
+        }.items():
+            print(f"  {step + ':':22}{command} {arguments}")
+
+    @rank_zero_only
+    def after_test(self) -> None:
+        print(f"Run folder: {_short(self.run_dir)}")
+
+    @rank_zero_only
+    def after_predict(self) -> None:
+        errors = f", {self.writer.num_errors} of them unreadable" if self.writer.num_errors else ""
+        print(f"Predictions for {len(self.datamodule.paths)} images{errors}: {_short(self.writer.output)}")
+
+    def _checkpoint_path(self, name: str) -> Path | None:
+        path = Path(self.run_dir or ".") / "checkpoints" / f"{name}.ckpt"
+        return path if path.is_file() else None
+
+
+def main() -> None:
+    """Run the command line; every error ends in one message and an exit status other than 0."""
+    _quieten()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            checkpoint, configs = _prepare(sys.argv, Path(folder))
+        except InputError as error:
+            fail(error)
+        CLI(checkpoint, configs)
+
+
+def _prepare(argv: list[str], folder: Path) -> tuple[dict[str, Any] | None, list[Path]]:
+    """Resolve config and checkpoint paths in ``argv`` in place; return the checkpoint and the default configs."""
+    for index, argument in enumerate(argv):
+        option, _, value = argument.partition("=")
+        if option in ("-c", "--config"):
+            if value:
+                argv[index] = f"{option}={_find_config(value)}"
+            elif index + 1 < len(argv):
+                argv[index + 1] = _find_config(argv[index + 1])
+    configs = [CONFIGS / "default.yaml"]
+    subcommand = next((argument for argument in argv[1:] if argument in CLI.subcommands()), None)
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("-c", "--config", action="append", default=[])
+    finder.add_argument("--ckpt_path", nargs="?")
+    finder.add_argument("--trainer.default_root_dir", dest="runs", nargs="?")
+    given, _ = finder.parse_known_args(argv[1:])
+    in_files = [_read_yaml(path) for path in given.config]
+    wanted = given.ckpt_path or next((c["ckpt_path"] for c in reversed(in_files) if c.get("ckpt_path")), None)
+    if wanted is None or subcommand is None:
+        return None, configs
+    runs = Path(given.runs or "runs").expanduser()
+    path = find_checkpoint(wanted, runs, default="last" if subcommand == "fit" else "best").absolute()
+    if wanted in ("best", "last"):
+        rank_zero_info(f"--ckpt_path {wanted}: {_short(path)}")
+    argv.append(f"--ckpt_path={path}")  # the last one wins
+    checkpoint = read_checkpoint(path)
+    del checkpoint["state_dict"]  # Lightning reads the weights again; here they would only take memory
+    config = checkpoint.get("config")
+    if config is not None:
+        if subcommand != "fit":  # how it was trained does not say how it is to be tested
+            config = {key: config[key] for key in ("seed_everything", "model", "data") if key in config}
+        changes = [change for key in ("model", "data") for change in _drop_unknown(key, config.get(key))]
+        if changes:
+            rank_zero_info("The checkpoint's config was written by other code:\n  " + "\n  ".join(changes))
+        configs.append(folder / "checkpoint.yaml")
+        configs[-1].write_text(yaml.safe_dump(config))
+    return checkpoint, configs
+
+
+def _find_config(value: str) -> str:
+    """A config path as given, or else below the project's own configs, so that any working directory will do."""
+    for path in (Path(value), CONFIGS.parent / value, CONFIGS / value):
+        if path.is_file():
+            return str(path)
+    known = sorted(str(path.relative_to(CONFIGS.parent)) for path in CONFIGS.rglob("*.yaml"))
+    raise InputError(f"--config {value}: there is no such file. The project's own: {', '.join(known)}.")
+
+
+def _read_yaml(path: str) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"--config {path} cannot be read as YAML: {error}") from error
+    if not isinstance(config, dict):
+        raise InputError(f"--config {path}: expected 'key: value' lines at the top level.")
+    return config
+
+
+def _drop_unknown(key: str, value: Any) -> Iterator[str]:
+    """Drop arguments that a class in a checkpoint's config no longer has, and tell them and those it has gained."""
+    if not isinstance(value, dict):
+        return
+    if "class_path" in value:
+        parameters = _parameters(value["class_path"])
+        arguments = value.get("init_args") or {}
+        if parameters is not None:
+            for name in [name for name in arguments if name not in parameters]:
+                yield f"{key}.{name} = {arguments.pop(name)}: {value['class_path']} has no such argument, ignored"
+            for name, parameter in parameters.items():
+                if name not in arguments and parameter.default is not parameter.empty:
+                    yield f"{key}.{name}: new here, has its default {parameter.default!r}"
+        value = arguments
+    for name, part in value.items():
+        yield from _drop_unknown(f"{key}.{name}", part)
+
+
+def _parameters(class_path: str) -> dict[str, inspect.Parameter] | None:
+    """The arguments of a class or function by name, base classes' included; None if they cannot be told."""
+    module, _, name = class_path.rpartition(".")
+    try:
+        target = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"The config names {class_path}, which does not exist here ({error}).") from error
+    found: dict[str, inspect.Parameter] = {}
+    for owner in inspect.getmro(target) if inspect.isclass(target) else (target,):
+        if inspect.isclass(owner) and "__init__" not in vars(owner):
+            continue
+        parameters = inspect.signature(owner).parameters
+        found = {**parameters, **found}
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            positional = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+            return {name: parameter for name, parameter in found.items() if parameter.kind not in positional}
+    return None
+
+
+def _default(class_path: str, name: str) -> Any:
+    parameters = _parameters(class_path) or {}
+    return _plain(parameters[name].default) if name in parameters else None
+
+
+def _class_specs(key: str, value: Any) -> Iterator[tuple[str, Namespace]]:
+    """Every {class_path, init_args} at or below ``value``, with its dotted key."""
+    if isinstance(value, Namespace) and "class_path" in value:
+        yield key, value
+        for name, part in vars(value.get("init_args", Namespace())).items():
+            yield from _class_specs(f"{key}.{name}", part)
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _replaced(value: Any, old: str, new: str) -> Any:
+    """A copy of a config with ``old`` replaced by ``new`` in every string."""
+    if isinstance(value, str):
+        return value.replace(old, new)
+    if isinstance(value, list):
+        return [_replaced(part, old, new) for part in value]
+    if isinstance(value, dict):
+        return {key: _replaced(part, old, new) for key, part in value.items()}
+    if isinstance(value, Namespace):
+        return Namespace({key: _replaced(part, old, new) for key, part in vars(value).items()})
+    return value
+
+
+def _is_rank_zero() -> bool:
+    return getattr(rank_zero_only, "rank", 0) == 0
+
+
+def _any_is(objects: list[Any], kind: type) -> bool:
+    return any(isinstance(item, kind) for item in objects)
+
+
+def _short(path: Path | None) -> str:
+    """A path as one would type it: relative when it lies below the working directory."""
+    path = Path(path or ".").absolute()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _quieten() -> None:
+    """Drop the notices that ask for nothing, so that those that do are seen."""
+    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # they are about Lightning's own calls
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda r: "💡" not in r.getMessage())
+    # a batch is one gather from memory: workers would only slow it down
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    # a test does without the callbacks that wrote its checkpoint
+    warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided.*")
+    # between Lightning's and torch's internals
+    warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
+
+
+def fail(error: Exception, run_dir: Path | None = None) -> NoReturn:
+    """Say what went wrong in one message and exit with status 1; with ``LIT_DEBUG=1`` raise it instead."""
+    if os.environ.get("LIT_DEBUG") == "1":
+        raise error
+    while isinstance(error.__cause__, Exception) and str(error).startswith(
+        "Does not validate against any of the Union"
+    ):
+        error = error.__cause__  # jsonargparse takes any error in a class's __init__ for a value of the wrong type
+    expected = isinstance(error, InputError | MisconfigurationException)
+    message = str(error) if expected else f"{type(error).__name__}: {error}"
+    rank_zero = _is_rank_zero()
+    if expected and rank_zero and run_dir and [path.name for path in run_dir.iterdir()] == ["config.yaml"]:
+        shutil.rmtree(run_dir)  # nothing has happened yet that would be worth a folder
+    elif not expected:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        message += f"\n  raised in {frame.filename}:{frame.lineno}"
+        if rank_zero and run_dir:
+            (run_dir / "error.txt").write_text("".join(traceback.format_exception(error)))
+            message += f"\n  traceback: {_short(run_dir / 'error.txt')}"
+        message += "\n  LIT_DEBUG=1 shows it here"
+    sys.stderr.write(f"error: {message}\n")
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

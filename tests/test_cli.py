@@ -1,0 +1,476 @@
+"""End to end through ``python -m lit_project.cli`` in a process of its own."""
+
+import csv
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from conftest import TINY, RunCLI, cli, environment, runs
+from lightning.pytorch.loggers import CSVLogger
+
+from lit_project import cli as cli_module
+from lit_project.checkpoints import read_checkpoint
+from lit_project.module import ImageClassifier
+
+WANDB = "--config=configs/logger/wandb.yaml"
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def config_of(run: Path) -> Any:
+    return yaml.safe_load((run / "config.yaml").read_text())
+
+
+# ---- the run folder
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--trainer.logger=false"],
+        [WANDB, "--loggers.csv=null", "--loggers.tensorboard=null"],
+        ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs", "--trainer.logger.version=1"],
+    ],
+    ids=["default", "no logger", "wandb first", "fixed version"],
+)
+def test_the_same_command_twice_gives_two_whole_runs(tmp_path: Path, options: list[str]) -> None:
+    """Also when both start in the same second, and whatever the loggers do."""
+    command = [sys.executable, "-m", "lit_project.cli", "fit", *TINY, *options]
+    processes = [
+        subprocess.Popen(
+            [*command, f"--seed_everything={seed}"],
+            cwd=tmp_path,
+            env=environment(tmp_path / "home"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for seed in (1, 2)
+    ]
+    for process in processes:
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output
+    first, second = runs(tmp_path)
+    assert {config_of(run)["seed_everything"] for run in (first, second)} == {1, 2}
+    for run in (first, second):
+        checkpoint = read_checkpoint(run / "checkpoints" / "last.ckpt")
+        assert checkpoint["config"] == config_of(run)
+        assert (run / "checkpoints" / "best.ckpt").is_file()
+
+
+def test_run_folder_is_complete_and_points_nowhere(tiny_run: Path) -> None:
+    assert {path.name for path in tiny_run.iterdir()} == {"config.yaml", "checkpoints", "csv", "tensorboard"}
+    text = (tiny_run / "config.yaml").read_text()
+    assert "object at 0x" not in text
+    assert str(tiny_run) not in text, "a run of this config would write into the old run's folder"
+    logged = rows(tiny_run / "csv" / "metrics.csv")
+    names = {name for row in logged for name, value in row.items() if value}
+    stages = {f"{stage}/{name}" for stage in ("train", "val") for name in ("loss", "acc", "f1", "auroc")}
+    assert names >= stages | {"train/loss_step", "train/grad_norm", "lr-SGD", "epoch", "step"}
+
+
+def test_last_is_the_final_epoch_and_best_the_best(run_cli: RunCLI, tmp_path: Path) -> None:
+    """A metric that only gets worse: best stays at the first epoch, last goes on (Lightning 2.6's save_last stays)."""
+    run_cli("fit", *TINY, "--trainer.max_epochs=3", "--callbacks.best.monitor=train/acc", "--callbacks.best.mode=min")
+    (run,) = runs(tmp_path)
+    last, best = (read_checkpoint(run / "checkpoints" / f"{name}.ckpt") for name in ("last", "best"))
+    assert last["epoch"] == 2
+    assert last["global_step"] == 12
+    accuracies = [float(row["train/acc"]) for row in rows(run / "csv" / "metrics.csv") if row.get("train/acc")]
+    assert best["epoch"] == accuracies.index(min(accuracies))
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+
+
+def test_last_lines_are_commands_that_work(tmp_path: Path) -> None:
+    done = cli(tmp_path, "fit", *TINY)
+    lines = done.stdout.splitlines()
+    (best,) = (line for line in lines if line.startswith("Best checkpoint: "))
+    (run,) = runs(tmp_path)
+    assert f"runs/{run.name}/checkpoints/best.ckpt (val/acc 0." in best
+    commands = [line.split(":", 1)[1].split() for line in lines[-3:]]
+    assert [command[3] for command in commands] == ["test", "fit", "fit"]
+    done = subprocess.run(
+        commands[0], cwd=tmp_path, env=environment(tmp_path / "home"), capture_output=True, text=True, check=True
+    )
+    assert "Test, by class" in done.stdout
+    for command in commands[1:]:
+        config = command[command.index("--config") + 1]
+        cli(
+            tmp_path,
+            "fit",
+            "--config",
+            config,
+            "--data.root=x" if "image" in config else "--data.batch_size=8",
+            "--print_config",
+        )
+
+
+# ---- configs
+
+
+def test_print_config_round_trip(run_cli: RunCLI, tmp_path: Path) -> None:
+    first = run_cli("fit", "--print_config").stdout
+    (tmp_path / "a.yaml").write_text(first)
+    assert "object at 0x" not in first
+    assert run_cli("fit", "--config=a.yaml", "--print_config").stdout == first
+
+
+def test_a_saved_config_serves_every_subcommand(run_cli: RunCLI, tiny_run: Path, tmp_path: Path) -> None:
+    config = f"--config={tiny_run / 'config.yaml'}"
+    run_cli("fit", config, "--trainer.max_epochs=1")
+    (again,) = runs(tmp_path)
+    assert {**config_of(again), "trainer": None} == {**config_of(tiny_run), "trainer": None}
+    for subcommand in ("validate", "test"):
+        run_cli(subcommand, config, f"--ckpt_path={tiny_run}")
+
+
+def test_extra_callbacks_are_added_and_default_ones_stay(run_cli: RunCLI, tmp_path: Path) -> None:
+    extra = {
+        "trainer": {
+            "callbacks": [
+                {
+                    "class_path": "lightning.pytorch.callbacks.EarlyStopping",
+                    "init_args": {"monitor": "val/loss", "patience": 77},
+                }
+            ]
+        }
+    }
+    (tmp_path / "extra.yaml").write_text(yaml.safe_dump(extra))
+    append = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.every_n_train_steps=2"]
+    run_cli("fit", *TINY, "--config=extra.yaml", *append, "--trainer.callbacks.dirpath=every")
+    (run,) = runs(tmp_path)
+    states = read_checkpoint(run / "checkpoints" / "last.ckpt")["callbacks"]
+    assert sorted(Path(s["dirpath"]).name for key, s in states.items() if key.startswith("ModelCheckpoint")) == [
+        "checkpoints",
+        "checkpoints",
+        "every",
+    ], "best and last once each, beside the one that was added"
+    (stopping,) = (state for key, state in states.items() if key.startswith("EarlyStopping"))
+    assert stopping["patience"] == 77, "the user's takes the default one's place"
+    assert list((tmp_path / "every").iterdir())
+
+
+def test_a_default_callback_is_changed_or_removed_by_name(run_cli: RunCLI, tmp_path: Path) -> None:
+    run_cli(
+        "fit",
+        *TINY,
+        "--callbacks.early_stopping=null",
+        "--callbacks.best.save_top_k=2",
+        "--callbacks.best.filename=e{epoch}",
+        "--trainer.max_epochs=2",
+    )
+    (run,) = runs(tmp_path)
+    states = read_checkpoint(run / "checkpoints" / "last.ckpt")["callbacks"]
+    assert not any(key.startswith("EarlyStopping") for key in states)
+    assert {path.name for path in (run / "checkpoints").iterdir()} >= {"last.ckpt"}
+
+
+def test_scientific_notation_is_a_number(run_cli: RunCLI, tmp_path: Path) -> None:
+    (tmp_path / "lr.yaml").write_text("model:\n  init_args:\n    optimizer:\n      init_args:\n        lr: 1e-5\n")
+    printed = yaml.safe_load(run_cli("fit", "--config=lr.yaml", "--print_config").stdout)
+    assert printed["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 1e-5
+
+
+def test_short_names_and_foreign_networks(run_cli: RunCLI, tmp_path: Path) -> None:
+    tiny = [*TINY, "--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1"]
+    run_cli(
+        "fit",
+        *tiny,
+        "--model.network=torchvision.models.resnet18",
+        "--model.optimizer=SGD",
+        "--model.optimizer.lr=0.1",
+        "--model.scheduler=null",
+    )
+    run_cli(
+        "fit",
+        *tiny,
+        "--model.network=lit_project.networks.timm_model",
+        "--model.network.name=resnet10t",
+        "--model.scheduler=StepLR",
+        "--model.scheduler.step_size=1",
+    )
+    for run, name in zip(runs(tmp_path), ("network.fc.weight", "network.fc.weight"), strict=True):
+        assert read_checkpoint(run / "checkpoints" / "last.ckpt")["state_dict"][name].shape[0] == 10
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop"])
+def test_optimisers_by_name_train(run_cli: RunCLI, optimizer: str) -> None:
+    run_cli("fit", *TINY, f"--model.optimizer={optimizer}", "--model.optimizer.lr=0.001", "--trainer.fast_dev_run=true")
+
+
+# ---- from a checkpoint
+
+
+def test_test_needs_nothing_but_the_checkpoint(run_cli: RunCLI, tiny_run: Path, tmp_path: Path) -> None:
+    """Also when the run folder moved: the checkpoint carries its config."""
+    shutil.copy(tiny_run / "checkpoints" / "best.ckpt", tmp_path / "moved.ckpt")
+    output = run_cli("test", "--ckpt_path=moved.ckpt").stdout
+    (run,) = runs(tmp_path)
+    assert config_of(run)["data"]["init_args"]["num_test"] == 131, "not the default data"
+    with (run / "confusion_matrix.csv").open() as file:
+        header, *matrix = list(csv.reader(file))
+    classes = rows(run / "per_class.csv")
+    assert header[1:] == [row["class"] for row in classes]
+    counts = {row["class"]: int(row["images"]) for row in classes}
+    assert {name: sum(map(int, cells)) for name, *cells in matrix} == counts
+    assert sum(counts.values()) == 131, "every test image once, the last short batch too"
+    correct = sum(int(row[k + 1]) for k, row in enumerate(matrix))
+    (metrics,) = rows(run / "csv" / "metrics.csv")
+    assert float(metrics["test/acc"]) == pytest.approx(correct / 131)
+    assert "Test, by class" in output
+
+
+def test_best_and_run_folder_name_the_checkpoint(run_cli: RunCLI, tmp_path: Path) -> None:
+    run_cli("fit", *TINY)
+    (run,) = runs(tmp_path, "fit-*")
+    assert f"runs/{run.name}/checkpoints/best.ckpt" in run_cli("test", "--ckpt_path=best").stderr
+    run_cli("validate", f"--ckpt_path=runs/{run.name}")
+
+
+def test_an_explicit_argument_wins_over_the_checkpoint(run_cli: RunCLI, tiny_run: Path, tmp_path: Path) -> None:
+    """Lightning 2.6 lets the checkpoint's hyper-parameters beat the command line."""
+    last = f"--ckpt_path={tiny_run / 'checkpoints' / 'last.ckpt'}"
+    run_cli("fit", last, "--trainer.max_epochs=3", "--model.label_smoothing=0.3")
+    run_cli("test", last, "--data.num_test=64")
+    fitted, tested = runs(tmp_path)
+    after = read_checkpoint(fitted / "checkpoints" / "last.ckpt")
+    assert after["hyper_parameters"]["label_smoothing"] == 0.3
+    assert after["epoch"] == 2, "resumed, not started anew"
+    assert config_of(fitted)["data"] == config_of(tiny_run)["data"], "what was not given comes from the checkpoint"
+    assert config_of(tested)["data"]["init_args"]["num_test"] == 64
+
+
+def test_a_checkpoint_of_other_code_gives_a_readable_difference(
+    run_cli: RunCLI, tiny_run: Path, tmp_path: Path
+) -> None:
+    checkpoint = read_checkpoint(tiny_run / "checkpoints" / "best.ckpt")
+    arguments = checkpoint["config"]["model"]["init_args"]
+    arguments["mixup"] = 0.2
+    del arguments["label_smoothing"]
+    torch.save(checkpoint, tmp_path / "old.ckpt")
+    notes = run_cli("test", "--ckpt_path=old.ckpt").stderr
+    assert "model.mixup = 0.2: lit_project.module.ImageClassifier has no such argument, ignored" in notes
+    assert "model.label_smoothing: new here, has its default 0.0" in notes
+
+
+def test_checkpoints_load_as_plain_data_and_rebuild_the_model(tiny_run: Path) -> None:
+    for name in ("best", "last"):
+        checkpoint = torch.load(tiny_run / "checkpoints" / f"{name}.ckpt", weights_only=True)
+        model = ImageClassifier.load_from_checkpoint(tiny_run / "checkpoints" / f"{name}.ckpt")
+        assert (
+            checkpoint["preprocessing"]["class_names"]
+            == model.class_names
+            == checkpoint["config"]["model"]["init_args"]["class_names"]
+        )
+        assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("subcommand", ["validate", "test", "predict"])
+def test_random_weights_are_never_scored(run_cli: RunCLI, subcommand: str) -> None:
+    done = run_cli(subcommand, check=False)
+    assert done.returncode == 1
+    assert "needs a trained model" in done.stderr
+
+
+@pytest.mark.parametrize("wanted", ["last", "best"])
+def test_asking_for_a_checkpoint_where_there_is_none_is_an_error(run_cli: RunCLI, tmp_path: Path, wanted: str) -> None:
+    done = run_cli("fit", f"--ckpt_path={wanted}", check=False)
+    assert done.returncode == 1
+    assert "Train first" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+# ---- anywhere
+
+
+def test_from_another_folder(run_cli: RunCLI, tmp_path: Path) -> None:
+    """The project's configs are found by their usual names, and runs land where one stands."""
+    run_cli("fit", "--config=configs/trainer/debug.yaml", *TINY)
+    absolute = cli_module.CONFIGS / "trainer" / "debug.yaml"
+    run_cli("fit", "-c", absolute, *TINY, "--trainer.default_root_dir=elsewhere")
+    assert len(runs(tmp_path)) == len(list((tmp_path / "elsewhere").iterdir())) == 1
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_needs_no_checkout(tmp_path: Path) -> None:
+    project = cli_module.CONFIGS.parent
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, project], check=True, timeout=300
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    shutil.unpack_archive(wheel, tmp_path / "site", "zip")
+    done = cli(tmp_path, "fit", "--config=configs/trainer/debug.yaml", *TINY, PYTHONPATH=str(tmp_path / "site"))
+    assert "Best checkpoint" in done.stdout
+    assert (
+        "/site/lit_project/configs"
+        in cli(
+            tmp_path, "fit", "--config=nope.yaml", check=False, PYTHONPATH=str(tmp_path / "site"), LIT_DEBUG="1"
+        ).stderr
+        or (tmp_path / "site" / "lit_project" / "configs" / "default.yaml").is_file()
+    )
+
+
+# ---- messages
+
+
+def in_process(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
+    monkeypatch.setattr(sys, "argv", ["cli", *arguments])
+    with pytest.raises(SystemExit) as exit_info:
+        cli_module.main()
+    return int(exit_info.value.code or 0), capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "messages"),
+    [
+        (["ft"], ["invalid choice: 'ft'", "Did you mean 'fit'?"]),
+        (["fit", "--trainer.max_epoch=3"], ["--trainer.max_epoch", "Did you mean '--trainer.max_epochs'?"]),
+        (["fit", "--model.network=ResNet19"], ["ResNet19", "Did you mean 'ResNet18'?"]),
+        (["fit", "--model.network=lit_project.networks.ResNt18"], ["ResNt18", "Did you mean 'ResNet18'?"]),
+        (["fit", "--model.netwrk=ResNet18"], ["--model.netwrk", "Did you mean 'network'?"]),
+        (["fit", "--model.optimizer=Admw"], ["Admw", "Did you mean 'AdamW'?"]),
+        (["fit", "--data=CIFAR1"], ["CIFAR1", "Did you mean 'CIFAR10'?"]),
+        (["fit", "--trainer.max_epochs=three"], ["trainer.max_epochs", "three"]),
+        (["fit", "--model.class_weights=[1, 2]"], ["class_weights has 2 entries, but there are 10 classes"]),
+        (["fit", "--model.network.num_classes=20"], ["num_classes is 20", "the data has 10"]),
+        (["fit", "--data.batch_size=0"], ["data.batch_size is 0"]),
+        (["fit", "--config=nope.yaml"], ["nope.yaml", "configs/cifar10.yaml"]),
+        (["fit", "--config=broken.yaml"], ["broken.yaml cannot be read as YAML"]),
+        (["fit", "--config=typo.yaml"], ["trainer.max_epoch", "Did you mean 'trainer.max_epochs'?"]),
+        (["test", "--ckpt_path=nope.ckpt"], ["nope.ckpt", "no such file"]),
+        (["test", "--ckpt_path=page.ckpt"], ["page.ckpt", "not a checkpoint"]),
+        (["fit", "--data=ImageFolder", "--data.root=nowhere"], ["nowhere"]),
+    ],
+)
+def test_one_message_says_what_and_suggests(
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: list[str],
+    messages: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.yaml").write_text("a: [1\nb: }")
+    (tmp_path / "typo.yaml").write_text("trainer:\n  max_epoch: 3\n")
+    (tmp_path / "page.ckpt").write_text("<html>not found</html>")
+    status, errors = in_process(capfd, monkeypatch, *arguments)
+    assert status != 0
+    for message in messages:
+        assert message in errors
+    assert "Traceback" not in errors
+    assert errors.count("error: ") == 1
+    assert not list(tmp_path.glob("runs/*")), "nothing half-done is left"
+
+
+@pytest.mark.parametrize(
+    ("options", "messages"),
+    [
+        (["--callbacks.best.monitor=val/accc"], ["'val/accc'", "val/acc", "val/loss"]),
+        (["--callbacks.early_stopping.monitor=vall/loss"], ["EarlyStopping monitors 'vall/loss'"]),
+        (["--data.batch_size=1000"], ["data.batch_size is 1000", "256 training images", "--data.batch_size=64"]),
+    ],
+)
+def test_mistakes_that_only_the_data_shows(
+    run_cli: RunCLI, tmp_path: Path, options: list[str], messages: list[str]
+) -> None:
+    done = run_cli("fit", *TINY, *options, check=False)
+    assert done.returncode == 1
+    for message in messages:
+        assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("runs/*/checkpoints/*"))
+
+
+def test_a_fault_in_the_code_shows_one_message_and_keeps_the_traceback(run_cli: RunCLI, tmp_path: Path) -> None:
+    (tmp_path / "faulty.py").write_text(
+        "from torch import nn\n\n\nclass Faulty(nn.Module):\n"
+        "    def __init__(self, num_classes: int = 10) -> None:\n        super().__init__()\n"
+        "        self.fc = nn.Linear(3, num_classes)\n\n"
+        "    def forward(self, x):\n        return undefined_name\n"
+    )
+    command = ["fit", *TINY, "--model.network=faulty.Faulty"]
+    done = run_cli(*command, check=False, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "NameError: name 'undefined_name' is not defined" in done.stderr
+    assert "faulty.py:10" in done.stderr
+    assert "Traceback" not in done.stderr
+    (run,) = runs(tmp_path)
+    assert "Traceback" in (run / "error.txt").read_text()
+    assert "Traceback" in run_cli(*command, check=False, PYTHONPATH=str(tmp_path), LIT_DEBUG="1").stderr
+
+
+def test_without_validation_training_works_and_says_what_that_means(run_cli: RunCLI, tmp_path: Path) -> None:
+    for options in (
+        ["--trainer.limit_val_batches=0"],
+        ["--trainer.check_val_every_n_epoch=2", "--trainer.num_sanity_val_steps=0"],
+    ):
+        done = run_cli("fit", *TINY, *options)
+        assert "no validation" in done.stderr
+        assert "Last checkpoint: " in done.stdout
+    assert all((run / "checkpoints" / "last.ckpt").is_file() for run in runs(tmp_path))
+
+
+def test_help_imports_no_optional_package(tmp_path: Path) -> None:
+    script = (
+        "import sys\nfrom lit_project import cli\nsys.argv = ['cli', '--help']\n"
+        "try:\n    cli.main()\nexcept SystemExit:\n    pass\n"
+        "print([name for name in ('wandb', 'timm', 'tensorboard', 'pandas') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment(tmp_path / "home"), capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--trainer.fast_dev_run=true"]])
+def test_no_logger_no_learning_rate_monitor(run_cli: RunCLI, options: list[str]) -> None:
+    run_cli("fit", *TINY, "--trainer.logger=false", *options)
+
+
+def test_two_processes_train_as_one_run(run_cli: RunCLI, tmp_path: Path) -> None:
+    ddp = ["--config=configs/trainer/ddp.yaml", "--trainer.accelerator=cpu", "--trainer.devices=2"]
+    run_cli("fit", *TINY, *ddp)
+    (run,) = runs(tmp_path)
+    checkpoint = read_checkpoint(run / "checkpoints" / "last.ckpt")
+    assert checkpoint["global_step"] == 256 // 2 // 64
+    run_cli("test", f"--ckpt_path={run}", *ddp)
+    run_cli("test", f"--ckpt_path={run}", "--trainer.devices=1")
+    two, one = runs(tmp_path, "test-*")
+    assert (two / "confusion_matrix.csv").read_text() == (one / "confusion_matrix.csv").read_text()
+    assert sum(int(row["images"]) for row in rows(two / "per_class.csv")) == 131, "no image twice to even ranks out"
+    two_metrics, one_metrics = (rows(run / "csv" / "metrics.csv")[0] for run in (two, one))
+    for name in ("test/loss", "test/acc", "test/f1", "test/auroc"):
+        assert float(two_metrics[name]) == pytest.approx(float(one_metrics[name]), rel=1e-5)
+
+
+def test_one_failing_rank_ends_the_run(run_cli: RunCLI, tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text(
+        "from lightning.pytorch.callbacks import Callback\n\n\nclass FailOnRankOne(Callback):\n"
+        "    def on_train_batch_start(self, trainer, *_):\n"
+        "        if trainer.global_rank == 1 and trainer.global_step == 1:\n"
+        "            raise RuntimeError('rank one')\n"
+    )
+    started = time.monotonic()
+    done = run_cli(
+        "fit", *TINY, "--trainer.devices=2", "--trainer.accelerator=cpu", "--trainer.strategy=ddp",
+        "--trainer.callbacks+=failing.FailOnRankOne", "--data.batch_size=16", check=False, PYTHONPATH=str(tmp_path),
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "rank one" in done.stderr
+    assert time.monotonic() - started < 240, "the other rank must not wait for ever"
+
+
+def test_csv_logger_stays_usable(tiny_run: Path) -> None:
+    """The fixed layout is the one Lightning's own logger class reads and writes."""
+    assert CSVLogger(tiny_run, name="csv", version="").log_dir.rstrip("/") == str(tiny_run / "csv")
