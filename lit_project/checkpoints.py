@@ -20,6 +20,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Write ``checkpoint`` to ``path``, or leave ``path`` as it was."""
+        if "://" in str(path):  # such as s3://: the store itself shows whole files only
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -36,6 +39,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self, path: str | Path, map_location: Any | None = None, weights_only: bool | None = True
     ) -> dict[str, Any]:
         """Read ``path``; see ``read_checkpoint``."""
+        if "://" in str(path):
+            return super().load_checkpoint(path, map_location, weights_only=True)
         return read_checkpoint(path, map_location or "cpu")
 
 

@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_origin
 
 import lightning as L
 import yaml
@@ -30,6 +30,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from lit_project.callbacks import PredictionWriter, RunRecord
@@ -146,16 +147,18 @@ class CLI(LightningCLI):
             super().instantiate_classes()
         finally:
             self.config = config
+        preprocessing = (self.checkpoint or {}).get("preprocessing")
+        if preprocessing and hasattr(self.datamodule, "use_preprocessing"):
+            self.datamodule.use_preprocessing(preprocessing)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         config = {**self._get(self.config_init, "trainer"), **kwargs, "default_root_dir": str(self.run_dir)}
         if config["logger"] in (None, True):
             config["logger"] = self.subcommand != "predict" and self._named("loggers")
-        if config["barebones"]:
-            return L.Trainer(**config)
         config["callbacks"] = self._callbacks(config)
         plugins = config["plugins"] or []
-        config["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
+        plugins = plugins if isinstance(plugins, list) else [plugins]
+        config["plugins"] = plugins if _any_is(plugins, CheckpointIO) else [*plugins, AtomicCheckpointIO()]
         return L.Trainer(**config)
 
     def _named(self, group: str) -> list[Any]:
@@ -167,6 +170,8 @@ class CLI(LightningCLI):
         own = own if isinstance(own, list) else [own]
         only_one = (EarlyStopping, LearningRateMonitor, ProgressBar)
         unwanted: list[type[Callback]] = [kind for kind in only_one if _any_is(own, kind)]
+        for kind in unwanted:
+            rank_zero_info(f"trainer.callbacks brings its own {kind.__name__}, which takes the default one's place.")
         if not trainer_config["logger"] or trainer_config["fast_dev_run"]:
             unwanted.append(LearningRateMonitor)  # it refuses to run without a logger
         if trainer_config["enable_progress_bar"] is False:
@@ -179,7 +184,8 @@ class CLI(LightningCLI):
         # the default checkpoints come first: trainer.checkpoint_callback is the first of its kind
         callbacks = [*named, *own, RunRecord(self.run_config)]
         if self.subcommand == "predict":
-            self.writer = PredictionWriter(self._get(self.config, "output") or f"{self.run_dir}/predictions.csv")
+            output = self.config.predict.output or f"{self.run_dir}/predictions.csv"
+            self.writer = PredictionWriter(_output_file(output))
             callbacks.append(self.writer)
         return callbacks
 
@@ -198,13 +204,18 @@ class CLI(LightningCLI):
                 if name not in spec.get("init_args", {}):
                     continue
                 given, default = _plain(spec.init_args[name]), _default(spec.class_path, name)
-                if given not in (None, default, fact, fact[0] if name == "image_size" else None):
+                if given not in (None, default, fact):
                     source = "the checkpoint's" if self.checkpoint else "the configured"
                     raise InputError(
                         f"{key}.{name} is {given} in {source} model, but the data has {fact}. Use data that fits the "
                         f"model, or leave {key}.{name} out to have it taken from the data."
                     )
-                spec.init_args[name] = fact
+                # a square size is one number, unless the network says that it takes two
+                pair = name == "image_size" and isinstance(fact, int) and _is_sequence(spec.class_path, name)
+                spec.init_args[name] = [fact, fact] if pair else fact
+        # the size that was found is kept, so that other images are later brought to the same
+        if "image_size" in facts and config.data.get("init_args", {}).get("image_size", 0) is None:
+            config.data.init_args.image_size = facts["image_size"]
 
     def _open_run_folder(self) -> None:
         """Make a new folder for this run and keep its resolved config there, as plain values."""
@@ -214,15 +225,17 @@ class CLI(LightningCLI):
         dump = self._parser(self.subcommand).dump(config, skip_none=False, skip_validation=True, format="yaml")
         self.run_config = yaml.safe_load(dump)
         root = Path(config.trainer.default_root_dir or "runs").expanduser().absolute()
-        while True:
-            name = f"{self.subcommand}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-            self.run_dir = root / name
-            if not _is_rank_zero():  # the other ranks get every path they write to from the first
-                return
-            with contextlib.suppress(FileExistsError):
-                self.run_dir.mkdir(parents=True)
-                (self.run_dir / "config.yaml").write_text(yaml.safe_dump(self.run_config, sort_keys=False))
-                return
+        folder = root / f"{self.subcommand}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        if _is_rank_zero():  # the other ranks get every path they write to from the first
+            try:
+                folder.mkdir(parents=True)
+                (folder / "config.yaml").write_text(yaml.safe_dump(self.run_config, sort_keys=False))
+            except OSError as error:
+                raise InputError(
+                    f"The run's folder {folder} cannot be made: {error.strerror}. Choose where runs go with "
+                    "--trainer.default_root_dir."
+                ) from error
+        self.run_dir = folder
 
     # ---- subcommands: what is said before and after Lightning does the work
 
@@ -241,16 +254,16 @@ class CLI(LightningCLI):
 
     @rank_zero_only
     def after_fit(self) -> None:
-        best, last = (self._checkpoint_path(name) for name in ("best", "last"))
-        checkpoint = best or last
-        if checkpoint is None:
+        written = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]
+        best = next((c for c in written if c.monitor and c.best_model_score is not None), None)
+        if not written:
             print(f"\nRun folder: {_short(self.run_dir)} (no checkpoint was written)")
             return
+        checkpoint = Path((best or written[-1]).best_model_path)
         if best:
-            callback: Any = self.trainer.checkpoint_callback
-            print(f"\nBest checkpoint: {_short(best)} ({callback.monitor} {callback.best_model_score:.4f})")
+            print(f"\nBest checkpoint: {_short(checkpoint)} ({best.monitor} {best.best_model_score:.4f})")
         else:
-            print(f"\nLast checkpoint: {_short(checkpoint)} (nothing was monitored, so there is no best)")
+            print(f"\nLast checkpoint: {_short(checkpoint)} (there is no best, as no metric was monitored)")
         print(f"Run folder: {_short(self.run_dir)}\nNext:")
         command = f"{_short(Path(sys.executable))} -m {__package__}.cli"  # the interpreter that has the packages
         for step, arguments in {
@@ -268,10 +281,6 @@ class CLI(LightningCLI):
     def after_predict(self) -> None:
         errors = f", {self.writer.num_errors} of them unreadable" if self.writer.num_errors else ""
         print(f"Predictions for {len(self.datamodule.paths)} images{errors}: {_short(self.writer.output)}")
-
-    def _checkpoint_path(self, name: str) -> Path | None:
-        path = Path(self.run_dir or ".") / "checkpoints" / f"{name}.ckpt"
-        return path if path.is_file() else None
 
 
 def main() -> None:
@@ -303,9 +312,10 @@ def _prepare(argv: list[str], folder: Path) -> tuple[dict[str, Any] | None, list
     given, _ = finder.parse_known_args(argv[1:])
     in_files = [_read_yaml(path) for path in given.config]
     wanted = given.ckpt_path or next((c["ckpt_path"] for c in reversed(in_files) if c.get("ckpt_path")), None)
-    if wanted is None or subcommand is None:
+    if wanted in (None, "null") or subcommand is None:
         return None, configs
-    runs = Path(given.runs or "runs").expanduser()
+    roots = [(c.get("trainer") or {}).get("default_root_dir") for c in reversed(in_files)]
+    runs = Path(given.runs or next(filter(None, roots), "runs")).expanduser()
     path = find_checkpoint(wanted, runs, default="last" if subcommand == "fit" else "best").absolute()
     if wanted in ("best", "last"):
         rank_zero_info(f"--ckpt_path {wanted}: {_short(path)}")
@@ -317,6 +327,11 @@ def _prepare(argv: list[str], folder: Path) -> tuple[dict[str, Any] | None, list
         if subcommand != "fit":  # how it was trained does not say how it is to be tested
             config = {key: config[key] for key in ("seed_everything", "model", "data") if key in config}
         changes = [change for key in ("model", "data") for change in _drop_unknown(key, config.get(key))]
+        default = _read_yaml(str(configs[0]))
+        for group in ("callbacks", "loggers"):
+            for name in config.get(group, {}).keys() - default[group].keys():
+                changes.append(f"{group}.{name}: there is no such part here, ignored")
+                del config[group][name]
         if changes:
             rank_zero_info("The checkpoint's config was written by other code:\n  " + "\n  ".join(changes))
         configs.append(folder / "checkpoint.yaml")
@@ -385,6 +400,14 @@ def _default(class_path: str, name: str) -> Any:
     return _plain(parameters[name].default) if name in parameters else None
 
 
+def _is_sequence(class_path: str, name: str) -> bool:
+    """Whether an argument is a list or tuple, by its default or its annotation."""
+    parameter = (_parameters(class_path) or {}).get(name)
+    return parameter is not None and (
+        isinstance(parameter.default, list | tuple) or get_origin(parameter.annotation) in (list, tuple)
+    )
+
+
 def _class_specs(key: str, value: Any) -> Iterator[tuple[str, Namespace]]:
     """Every {class_path, init_args} at or below ``value``, with its dotted key."""
     if isinstance(value, Namespace) and "class_path" in value:
@@ -394,7 +417,23 @@ def _class_specs(key: str, value: Any) -> Iterator[tuple[str, Namespace]]:
 
 
 def _plain(value: Any) -> Any:
-    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+    """A value as a config would have it: lists for tuples, one number for a square image size."""
+    if not isinstance(value, list | tuple):
+        return value
+    values = [_plain(part) for part in value]
+    return values[0] if len(values) == 2 and values[0] == values[1] and isinstance(values[0], int) else values
+
+
+def _output_file(path: str) -> Path:
+    """A file that is to be written at the end: what stands in its way is said at the start."""
+    file = Path(path).expanduser()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.is_dir() or not os.access(file.parent, os.W_OK):
+            raise OSError("it is a folder" if file.is_dir() else "no permission to write there")
+    except OSError as error:
+        raise InputError(f"--output {path} cannot be written: {error.strerror or error}.") from error
+    return file
 
 
 def _replaced(value: Any, old: str, new: str) -> Any:
@@ -447,15 +486,20 @@ def fail(error: Exception, run_dir: Path | None = None) -> NoReturn:
     expected = isinstance(error, InputError | MisconfigurationException)
     message = str(error) if expected else f"{type(error).__name__}: {error}"
     rank_zero = _is_rank_zero()
-    if expected and rank_zero and run_dir and [path.name for path in run_dir.iterdir()] == ["config.yaml"]:
+    made = run_dir is not None and run_dir.is_dir() and rank_zero
+    if expected and made and run_dir and [path.name for path in run_dir.iterdir()] == ["config.yaml"]:
         shutil.rmtree(run_dir)  # nothing has happened yet that would be worth a folder
     elif not expected:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         message += f"\n  raised in {frame.filename}:{frame.lineno}"
-        if rank_zero and run_dir:
-            (run_dir / "error.txt").write_text("".join(traceback.format_exception(error)))
-            message += f"\n  traceback: {_short(run_dir / 'error.txt')}"
-        message += "\n  LIT_DEBUG=1 shows it here"
+        text = "".join(traceback.format_exception(error))
+        if not rank_zero:
+            message += f"\n{text}"  # the run folder is the first rank's
+        elif made and run_dir:
+            with contextlib.suppress(OSError):  # the disk may be what failed
+                (run_dir / "error.txt").write_text(text)
+                message += f"\n  traceback: {_short(run_dir / 'error.txt')}"
+        message += "\n  LIT_DEBUG=1 shows the traceback here"
     sys.stderr.write(f"error: {message}\n")
     sys.exit(1)
 

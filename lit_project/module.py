@@ -9,6 +9,7 @@ import lightning as L
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable, ReduceLROnPlateau
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
+from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -147,14 +148,15 @@ class ImageClassifier(L.LightningModule):
         values = metrics.compute()
         shown = f"{metrics.stage}/acc"
         for name, value in values.items():
-            # every rank has the same value already; sync_dist only says so to Lightning
+            # every rank has the same value already; Lightning warns without sync_dist, and once an epoch it is cheap
             self.log(name, value, prog_bar=name == shown, sync_dist=True)
 
     # ---- optimisation
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Log the norm of all gradients, before clipping."""
-        if self._logs_this_step():
+        # under FSDP a rank sees only its shards of them
+        if self._logs_this_step() and not isinstance(self.trainer.strategy, FSDPStrategy):
             gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
             self.log("train/grad_norm", nn.utils.get_total_norm(gradients))
 
@@ -174,6 +176,11 @@ class ImageClassifier(L.LightningModule):
                 )
                 return optimizer
             lengths = dict.fromkeys(self._open_lengths, max(1, int(total_steps)))
+        if lengths and self.scheduler_interval == "epoch":
+            raise InputError(
+                "model.scheduler_interval is 'epoch', but the scheduler's length of -1 stands for optimiser steps. "
+                "Give the length in epochs, or leave the interval at 'auto'."
+            )
         scheduler = self.scheduler(optimizer, **lengths)
         interval = self.scheduler_interval
         if interval == "auto":
@@ -220,6 +227,9 @@ class ImageClassifier(L.LightningModule):
             for name in (*self._open_lengths, "_schedule_phases"):  # the phases are OneCycleLR's, of the same length
                 if self._open_lengths:
                     state.pop(name, None)
+        self._apply_changed_optimizer_arguments(checkpoint)
+        if "state_dict" not in checkpoint:  # FSDP has loaded and checked it already
+            return
         own, given = self.state_dict(), checkpoint["state_dict"]
         problems = [f"missing here: {key}" for key in own.keys() - given.keys()]
         problems += [f"not in this model: {key}" for key in given.keys() - own.keys()]
@@ -236,11 +246,27 @@ class ImageClassifier(L.LightningModule):
                 f"\n  {shown}{more}\nUse the config of the run that wrote it, or choose another checkpoint."
             )
 
+    def _apply_changed_optimizer_arguments(self, checkpoint: dict[str, Any]) -> None:
+        """Let a learning rate or the like that was changed for a resumed run win over the optimiser's saved state."""
+        before, now = (h.get("optimizer") for h in (checkpoint.get("hyper_parameters", {}), self.hparams))
+        if not isinstance(before, dict) or not isinstance(now, dict) or before["class_path"] != now["class_path"]:
+            return
+        saved = before.get("init_args", {})
+        changed = {name: value for name, value in now.get("init_args", {}).items() if saved.get(name) != value}
+        for state in checkpoint.get("optimizer_states", []):
+            for group in state["param_groups"]:
+                group.update({name: value for name, value in changed.items() if name in group})
+                if "lr" in changed and "initial_lr" in group:
+                    group["initial_lr"] = changed["lr"]
+        for state in checkpoint.get("lr_schedulers", []) if "lr" in changed else []:
+            state["base_lrs"] = [changed["lr"]] * len(state.get("base_lrs", []))
+
     # ---- internals
 
     def _logs_this_step(self) -> bool:
         trainer: Any = self.trainer
-        return (trainer.global_step + 1) % trainer.log_every_n_steps == 0
+        every = trainer.log_every_n_steps
+        return every > 0 and (trainer.global_step + 1) % every == 0
 
     @property
     def _datamodule(self) -> Any:

@@ -1,7 +1,7 @@
 """Random numbers that depend on where they are used, never on what was drawn before.
 
-A generator keyed by (seed, epoch, step, rank) gives the same draw whether the run got there in one go, was resumed, or
-used another number of workers. Nothing here has to be saved in a checkpoint.
+A generator keyed by (seed, epoch, step, rank) gives the same draw whatever was drawn before and with any number of
+workers, and nothing of it has to be saved in a checkpoint.
 """
 
 import os
@@ -20,10 +20,14 @@ def global_seed() -> int:
 def derive_seed(*keys: int) -> int:
     """Hash non-negative integer keys to one well-mixed 63-bit seed.
 
+    Each use has its own number of keys, so no two of them share a stream: 1 for a split, 2 for the order of an epoch,
+    3 for the embedded images and the workers, 4 for the augmentation of a step.
+
     Unlike ``seed + epoch``, neighbouring keys give unrelated streams, and seed 1 at epoch 0 is not seed 0 at epoch 1.
     Source: NumPy's ``SeedSequence`` (https://numpy.org/doc/stable/reference/random/bit_generators).
     """
-    return int(np.random.SeedSequence(keys).generate_state(1, np.uint64)[0] >> 1)
+    # SeedSequence pads with zeros: without their number in front, (1,) and (1, 0) would be the same stream
+    return int(np.random.SeedSequence((len(keys), *keys)).generate_state(1, np.uint64)[0] >> 1)
 
 
 def keyed_generator(*keys: int, device: torch.device | str = "cpu") -> torch.Generator:
@@ -50,7 +54,7 @@ class WorkerSeeder:
     def __call__(self, worker_id: int) -> None:
         info = get_worker_info()
         num_workers = info.num_workers if info else 1
-        seed = derive_seed(self.seed, self.rank * num_workers + worker_id)
+        seed = derive_seed(self.seed, self.rank * num_workers + worker_id, num_workers)
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed)

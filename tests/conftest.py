@@ -10,7 +10,7 @@ import torch
 #: A run of the embedded data that takes a second.
 TINY = [
     "--data.num_train=256",
-    "--data.num_val=130",
+    "--data.num_val=129",
     "--data.num_test=131",
     "--data.batch_size=64",
     "--trainer.max_epochs=1",

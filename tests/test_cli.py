@@ -12,7 +12,6 @@ import pytest
 import torch
 import yaml
 from conftest import TINY, RunCLI, cli, environment, runs
-from lightning.pytorch.loggers import CSVLogger
 
 from lit_project import cli as cli_module
 from lit_project.checkpoints import read_checkpoint
@@ -37,11 +36,9 @@ def config_of(run: Path) -> Any:
     "options",
     [
         [],
-        ["--trainer.logger=false"],
         [WANDB, "--loggers.csv=null", "--loggers.tensorboard=null"],
-        ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs", "--trainer.logger.version=1"],
     ],
-    ids=["default", "no logger", "wandb first", "fixed version"],
+    ids=["default", "wandb first"],
 )
 def test_the_same_command_twice_gives_two_whole_runs(tmp_path: Path, options: list[str]) -> None:
     """Also when both start in the same second, and whatever the loggers do."""
@@ -162,18 +159,14 @@ def test_extra_callbacks_are_added_and_default_ones_stay(run_cli: RunCLI, tmp_pa
 
 
 def test_a_default_callback_is_changed_or_removed_by_name(run_cli: RunCLI, tmp_path: Path) -> None:
-    run_cli(
-        "fit",
-        *TINY,
-        "--callbacks.early_stopping=null",
-        "--callbacks.best.save_top_k=2",
-        "--callbacks.best.filename=e{epoch}",
-        "--trainer.max_epochs=2",
-    )
+    best = ["--callbacks.best.monitor=train/loss", "--callbacks.best.mode=min", "--callbacks.best.filename={epoch}"]
+    done = run_cli("fit", *TINY, *best, "--callbacks.early_stopping=null", "--callbacks.last=null")
     (run,) = runs(tmp_path)
-    states = read_checkpoint(run / "checkpoints" / "last.ckpt")["callbacks"]
+    (path,) = (run / "checkpoints").iterdir()
+    assert path.name == "epoch=0.ckpt"
+    assert f"checkpoints/{path.name} (train/loss" in done.stdout
+    states = read_checkpoint(path)["callbacks"]
     assert not any(key.startswith("EarlyStopping") for key in states)
-    assert {path.name for path in (run / "checkpoints").iterdir()} >= {"last.ckpt"}
 
 
 def test_scientific_notation_is_a_number(run_cli: RunCLI, tmp_path: Path) -> None:
@@ -202,11 +195,6 @@ def test_short_names_and_foreign_networks(run_cli: RunCLI, tmp_path: Path) -> No
     )
     for run, name in zip(runs(tmp_path), ("network.fc.weight", "network.fc.weight"), strict=True):
         assert read_checkpoint(run / "checkpoints" / "last.ckpt")["state_dict"][name].shape[0] == 10
-
-
-@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop"])
-def test_optimisers_by_name_train(run_cli: RunCLI, optimizer: str) -> None:
-    run_cli("fit", *TINY, f"--model.optimizer={optimizer}", "--model.optimizer.lr=0.001", "--trainer.fast_dev_run=true")
 
 
 # ---- from a checkpoint
@@ -242,8 +230,11 @@ def test_an_explicit_argument_wins_over_the_checkpoint(run_cli: RunCLI, tiny_run
     """Lightning 2.6 lets the checkpoint's hyper-parameters beat the command line."""
     last = f"--ckpt_path={tiny_run / 'checkpoints' / 'last.ckpt'}"
     run_cli("fit", last, "--trainer.max_epochs=3", "--model.label_smoothing=0.3")
+    run_cli("fit", last, "--trainer.max_epochs=3", "--model.optimizer.lr=0.001", "--model.scheduler=null")
     run_cli("test", last, "--data.num_test=64")
-    fitted, tested = runs(tmp_path)
+    fitted, slower, tested = runs(tmp_path)
+    (group,) = read_checkpoint(slower / "checkpoints" / "last.ckpt")["optimizer_states"][0]["param_groups"]
+    assert group["lr"] == 0.001, "not the rate in the optimiser's saved state"
     after = read_checkpoint(fitted / "checkpoints" / "last.ckpt")
     assert after["hyper_parameters"]["label_smoothing"] == 0.3
     assert after["epoch"] == 2, "resumed, not started anew"
@@ -276,21 +267,6 @@ def test_checkpoints_load_as_plain_data_and_rebuild_the_model(tiny_run: Path) ->
         assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
-@pytest.mark.parametrize("subcommand", ["validate", "test", "predict"])
-def test_random_weights_are_never_scored(run_cli: RunCLI, subcommand: str) -> None:
-    done = run_cli(subcommand, check=False)
-    assert done.returncode == 1
-    assert "needs a trained model" in done.stderr
-
-
-@pytest.mark.parametrize("wanted", ["last", "best"])
-def test_asking_for_a_checkpoint_where_there_is_none_is_an_error(run_cli: RunCLI, tmp_path: Path, wanted: str) -> None:
-    done = run_cli("fit", f"--ckpt_path={wanted}", check=False)
-    assert done.returncode == 1
-    assert "Train first" in done.stderr
-    assert not (tmp_path / "runs").exists()
-
-
 # ---- anywhere
 
 
@@ -312,13 +288,10 @@ def test_an_installed_wheel_needs_no_checkout(tmp_path: Path) -> None:
     shutil.unpack_archive(wheel, tmp_path / "site", "zip")
     done = cli(tmp_path, "fit", "--config=configs/trainer/debug.yaml", *TINY, PYTHONPATH=str(tmp_path / "site"))
     assert "Best checkpoint" in done.stdout
-    assert (
-        "/site/lit_project/configs"
-        in cli(
-            tmp_path, "fit", "--config=nope.yaml", check=False, PYTHONPATH=str(tmp_path / "site"), LIT_DEBUG="1"
-        ).stderr
-        or (tmp_path / "site" / "lit_project" / "configs" / "default.yaml").is_file()
-    )
+    script = "from lit_project import cli; print(cli.CONFIGS)"
+    env = environment(tmp_path / "home", PYTHONPATH=str(tmp_path / "site"))
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.stdout.strip() == str(tmp_path / "site" / "lit_project" / "configs")
 
 
 # ---- messages
@@ -351,6 +324,12 @@ def in_process(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
         (["test", "--ckpt_path=nope.ckpt"], ["nope.ckpt", "no such file"]),
         (["test", "--ckpt_path=page.ckpt"], ["page.ckpt", "not a checkpoint"]),
         (["fit", "--data=ImageFolder", "--data.root=nowhere"], ["nowhere"]),
+        (["fit", "--trainer.default_root_dir=page.ckpt"], ["page.ckpt", "--trainer.default_root_dir"]),
+        (["validate"], ["validate needs a trained model"]),
+        (["test"], ["test needs a trained model"]),
+        (["predict"], ["predict needs a trained model"]),
+        (["fit", "--ckpt_path=last"], ["--ckpt_path last", "Train first"]),
+        (["test", "--ckpt_path=best"], ["--ckpt_path best", "Train first"]),
     ],
 )
 def test_one_message_says_what_and_suggests(
@@ -469,8 +448,3 @@ def test_one_failing_rank_ends_the_run(run_cli: RunCLI, tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "rank one" in done.stderr
     assert time.monotonic() - started < 240, "the other rank must not wait for ever"
-
-
-def test_csv_logger_stays_usable(tiny_run: Path) -> None:
-    """The fixed layout is the one Lightning's own logger class reads and writes."""
-    assert CSVLogger(tiny_run, name="csv", version="").log_dir.rstrip("/") == str(tiny_run / "csv")

@@ -7,11 +7,12 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.cli import ReduceLROnPlateau
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR, StepLR
 
+from lit_project.callbacks import MonitorCheck
 from lit_project.data import Shapes10
 from lit_project.errors import InputError
 from lit_project.module import ImageClassifier
@@ -94,6 +95,39 @@ def test_interval_follows_the_scheduler(tmp_path: Path, scheduler: partial[LRSch
     assert config.interval == interval
     assert config.scheduler.last_epoch == (10 if interval == "step" else 1)
     assert config.monitor == ("val/loss" if config.reduce_on_plateau else None)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop"])
+def test_every_optimiser_steps_with_the_schedule(tmp_path: Path, optimizer: str) -> None:
+    factory = partial(getattr(torch.optim, optimizer), lr=0.01)
+    model = ImageClassifier(linear(), factory, partial(WarmupCosine, total_steps=-1))
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    fit = trainer(tmp_path, max_epochs=1)
+    fit.fit(model, datamodule=ten_batches())
+    assert type(fit.optimizers[0]).__name__ == optimizer
+    assert all(not torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
+
+
+def test_a_length_in_steps_is_refused_for_a_schedule_by_epoch(tmp_path: Path) -> None:
+    scheduler = partial(CosineAnnealingLR, T_max=-1)
+    model = ImageClassifier(linear(), partial(torch.optim.SGD, lr=0.1), scheduler, scheduler_interval="epoch")
+    with pytest.raises(InputError, match="scheduler_interval is 'epoch'"):
+        trainer(tmp_path).fit(model, datamodule=ten_batches())
+
+
+def test_early_stopping_without_validation_leaves_the_other_callbacks_in_place(tmp_path: Path) -> None:
+    class Started(Callback):
+        count = 0
+
+        def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            self.count += 1
+
+    started = Started()
+    callbacks = [EarlyStopping("val/acc"), MonitorCheck(), started]
+    fit = trainer(tmp_path, max_epochs=1, limit_val_batches=0, callbacks=callbacks, log_every_n_steps=0)
+    with pytest.warns(UserWarning, match="no validation"):
+        fit.fit(ImageClassifier(linear()), datamodule=ten_batches())
+    assert started.count == 1
 
 
 def test_max_steps_bounds_the_schedule_when_epochs_do_not(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ class MonitorCheck(Callback):
         if trainer.fast_dev_run or self._validates(trainer):  # type: ignore[attr-defined]
             return
         stopped = [callback for callback in _monitoring(trainer) if isinstance(callback, EarlyStopping)]
-        for callback in stopped:
-            trainer.callbacks.remove(callback)  # type: ignore[attr-defined]
+        # a new list, because Lightning is going through the present one
+        trainer.callbacks = [c for c in trainer.callbacks if c not in stopped]  # type: ignore[attr-defined]
         rank_zero_warn(
             "This run has no validation, so there is no best checkpoint"
             + (" and no early stopping" if stopped else "")

@@ -73,7 +73,7 @@ class PredictionWriter(BasePredictionWriter):
         self.output.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.output.with_name(f".{self.output.name}.{os.getpid()}.tmp")
         try:
-            with temporary.open("w", newline="", encoding="utf-8") as file:
+            with temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
                 writer = csv.writer(file)
                 writer.writerow(self.HEADER)
                 writer.writerows(by_index[index] for index in sorted(by_index))

@@ -7,12 +7,15 @@ from pathlib import Path
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
 
 class TestReport(Callback):
-    """Writes ``confusion_matrix.csv`` and ``per_class.csv`` to the run folder and prints the latter.
+    """Writes ``confusion_matrix.csv`` and ``per_class.csv`` to the run folder and prints both.
+
+    The matrix is printed for up to 20 classes; more would not fit a screen.
 
     Reads ``confusion_matrix`` from the module: int64 ``[num_classes, num_classes]``, rows true, columns predicted.
     """
@@ -33,16 +36,11 @@ class TestReport(Callback):
             [["true", *names], *([n, *r] for n, r in zip(names, counts.tolist(), strict=True))],
         )
         _write(folder / "per_class.csv", [list(rows[0]), *(list(row.values()) for row in rows)])
-        self._print(rows)
-
-    @staticmethod
-    def _print(rows: list[dict[str, str | int | float]]) -> None:
-        table = Table(title="Test, by class")
-        for name in rows[0]:
-            table.add_column(name, justify="left" if name == "class" else "right")
-        for row in rows:
-            table.add_row(*(f"{value:.4f}" if isinstance(value, float) else str(value) for value in row.values()))
-        Console().print(table)
+        if len(names) <= 20:
+            numbered = [f"{index} {name}" for index, name in enumerate(names)]
+            header = ["true \\ predicted", *map(str, range(len(names)))]
+            _print("Confusion matrix", header, [[n, *r] for n, r in zip(numbered, counts.tolist(), strict=True)])
+        _print("Test, by class", list(rows[0]), [list(row.values()) for row in rows])
 
 
 def per_class(confusion: Tensor, names: list[str]) -> list[dict[str, str | int | float]]:
@@ -69,6 +67,15 @@ def per_class(confusion: Tensor, names: list[str]) -> list[dict[str, str | int |
     ]
 
 
+def _print(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    table = Table(title=title)
+    for number, name in enumerate(header):
+        table.add_column(escape(name), justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*(f"{value:.4f}" if isinstance(value, float) else escape(str(value)) for value in row))
+    Console().print(table)
+
+
 def _write(path: Path, rows: Sequence[Sequence[object]]) -> None:
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(rows)

@@ -38,6 +38,8 @@ class RandomCrop(BatchTransform):
     def forward(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Return the cropped batch, channels last in memory."""
         batch, _, height, width = images.shape
+        if self.mode == "reflect" and self.padding >= min(height, width):
+            raise ValueError(f"RandomCrop: cannot mirror {self.padding} pixels of a {height}x{width} image.")
         shifts = torch.randint(
             -self.padding, self.padding + 1, (2, batch, 1), generator=generator, device=images.device
         )

@@ -18,7 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from lit_project.data.augment import BatchTransform, RandomCrop, RandomHorizontalFlip, to_float
 from lit_project.errors import InputError
-from lit_project.seeding import WorkerSeeder, derive_seed, global_seed, keyed_generator
+from lit_project.seeding import WorkerSeeder, global_seed, keyed_generator
 
 SplitName = Literal["train", "val", "test"]
 SPLIT_NAMES: tuple[SplitName, ...] = ("train", "val", "test")
@@ -170,6 +170,8 @@ class ImageDataModule(L.LightningDataModule):
         self.augment = [RandomCrop(4), RandomHorizontalFlip()] if augment is None else augment
         self.splits: dict[SplitName, Arrays] = {}
         self._mean_std: tuple[list[float], list[float]] | None = None
+        # the same on the device: copying them anew each step would have the device wait
+        self._mean_std_tensors: tuple[Tensor, Tensor] | None = None
 
     # ---- what a data set implements
 
@@ -205,6 +207,10 @@ class ImageDataModule(L.LightningDataModule):
             "class_names": list(self.class_names),
         }
 
+    def use_preprocessing(self, preprocessing: dict[str, Any]) -> None:
+        """Normalise as a trained model's ``preprocessing`` says, whatever the statistics of this data."""
+        self._mean_std = (preprocessing["mean"], preprocessing["std"])
+
     # ---- Lightning hooks
 
     def setup(self, stage: str) -> None:
@@ -219,14 +225,6 @@ class ImageDataModule(L.LightningDataModule):
             self._load_and_cut_train(wanted)
         for split in wanted:
             self._report(split)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Preprocessing and class names, stored in every checkpoint."""
-        return self.preprocessing()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the normalisation the model was trained with."""
-        self._mean_std = (state_dict["mean"], state_dict["std"])
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Shuffled, sharded, without the last short batch."""
@@ -244,8 +242,7 @@ class ImageDataModule(L.LightningDataModule):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Augment (training only) and normalise a batch on its device.
 
-        The draws are keyed by (seed, epoch, step, rank), so a resumed run repeats exactly what the first would have
-        done.
+        The draws are keyed by (seed, epoch, step, rank), not carried from step to step.
         """
         images, targets = batch
         trainer = self.trainer
@@ -257,8 +254,10 @@ class ImageDataModule(L.LightningDataModule):
             )
             for transform in self.augment:
                 images = transform(images, generator)
-        mean, std = (torch.tensor(values, device=images.device) for values in self._statistics())
-        return to_float(images, mean, std), targets
+        if self._mean_std_tensors is None or self._mean_std_tensors[0].device != images.device:
+            mean, std = self._statistics()
+            self._mean_std_tensors = torch.tensor(mean, device=images.device), torch.tensor(std, device=images.device)
+        return to_float(images, *self._mean_std_tensors), targets
 
     # ---- internals
 
@@ -311,7 +310,7 @@ class ImageDataModule(L.LightningDataModule):
                 f"{f' for {world_size} devices' if world_size > 1 else ''}: no batch would be full. "
                 f"Choose --data.batch_size={max(1, len(dataset) // world_size // 4)} or less."
             )
-        sampler: Any = ShardedSampler(dataset, rank, world_size, train=train, seed=derive_seed(global_seed(), 1))
+        sampler: Any = ShardedSampler(dataset, rank, world_size, train=train, seed=global_seed())
         if self._overfitting:
             sampler = SequentialSampler(dataset)
         workers = self.num_workers or 0
@@ -325,6 +324,6 @@ class ImageDataModule(L.LightningDataModule):
             drop_last=train,
             collate_fn=keep_batch,
             num_workers=workers,
-            pin_memory=torch.accelerator.is_available(),
+            pin_memory=trainer is not None and trainer.strategy.root_device.type == "cuda",
             **options,
         )

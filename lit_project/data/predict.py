@@ -106,7 +106,7 @@ class ImagesToPredict(L.LightningDataModule):
             batch_size=self.batch_size,
             collate_fn=keep_batch,
             num_workers=workers,
-            pin_memory=torch.accelerator.is_available(),
+            pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
         )
 
     def on_after_batch_transfer(self, batch: PredictBatch, dataloader_idx: int) -> PredictBatch:

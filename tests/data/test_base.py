@@ -64,7 +64,8 @@ def trainer(**values: Any) -> Any:
     """As much of a trainer as the data looks at."""
     defaults = {"training": True, "overfit_batches": 0, "current_epoch": 0, "global_rank": 0, "world_size": 1}
     step = values.pop("step", 0)
-    return SimpleNamespace(**{**defaults, **values}, fit_loop=SimpleNamespace(batch_idx=step - 1))
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    return SimpleNamespace(**{**defaults, **values}, strategy=strategy, fit_loop=SimpleNamespace(batch_idx=step - 1))
 
 
 @pytest.fixture(autouse=True)
@@ -347,7 +348,7 @@ def test_statistics_are_of_the_training_split_alone_and_come_back_from_a_checkpo
     data = Numbered({"train": 100, "val": 50, "test": 50})
     data.setup("fit")
     assert data.preprocessing()["mean"][1] == 0, "no number of the training split reaches 256"
-    state = data.state_dict()
+    state = data.preprocessing()
     assert state == {
         "image_size": [4, 4],
         "in_channels": 3,
@@ -356,7 +357,7 @@ def test_statistics_are_of_the_training_split_alone_and_come_back_from_a_checkpo
         "class_names": ["a", "b", "c"],
     }
     restored = Numbered({"train": 100, "val": 50, "test": 50})
-    restored.load_state_dict({**state, "mean": [0.1, 0.2, 0.3], "std": [1.0, 2.0, 3.0]})
+    restored.use_preprocessing({**state, "mean": [0.1, 0.2, 0.3], "std": [1.0, 2.0, 3.0]})
     images, targets = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2)
     out = restored.on_after_batch_transfer((images, targets), 0)[0]
     torch.testing.assert_close(out[0, :, 0, 0], torch.tensor([-0.1, -0.1, -0.1]))

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import io
 import json
-import pickle
 import shutil
 import socket
 import subprocess
@@ -25,6 +24,9 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from helpers import CIFAR_PER_BATCH as PER_BATCH
+from helpers import CIFAR_TEST_SIZE as TEST_SIZE
+from helpers import small_cifar10
 
 from lit_project.data import cifar10
 from lit_project.data.cifar10 import CIFAR10
@@ -32,7 +34,6 @@ from lit_project.errors import InputError
 
 FILENAME = "cifar-10-python.tar.gz"
 FOLDER = "cifar-10-batches-py"
-PER_BATCH, TEST_SIZE = 60, 30
 
 # a process of its own: argv[1] is the small source, argv[2] the folder, argv[3] whether to become nobody
 CHILD = """
@@ -94,28 +95,7 @@ class Server:
 @pytest.fixture(scope="module")
 def archive() -> tuple[bytes, dict[str, Any]]:
     """The bytes of a small archive, and the class attributes that describe it."""
-    random = np.random.default_rng(0)
-    files: dict[str, bytes] = {}
-    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
-        size = TEST_SIZE if name == "test_batch" else PER_BATCH
-        pixels = random.integers(0, 256, (size, 3072), dtype=np.uint8)
-        files[name] = pickle.dumps({"data": pixels, "labels": [i % 10 for i in range(size)]})
-    files["batches.meta"] = pickle.dumps({"label_names": CIFAR10.class_names})
-
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(f"{FOLDER}/{name}")
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    md5 = {name: hashlib.md5(content).hexdigest() for name, content in files.items()}
-    attributes = {
-        "tgz_md5": hashlib.md5(buffer.getvalue()).hexdigest(),
-        "train_list": [[f"data_batch_{i}", md5[f"data_batch_{i}"]] for i in range(1, 6)],
-        "test_list": [["test_batch", md5["test_batch"]]],
-        "meta": {"filename": "batches.meta", "key": "label_names", "md5": md5["batches.meta"]},
-    }
-    return buffer.getvalue(), attributes
+    return small_cifar10()
 
 
 @pytest.fixture
