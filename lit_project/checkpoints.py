@@ -66,8 +66,11 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
         raise InputError(
             f"{path} cannot be read as a checkpoint: it is damaged or of another kind ({reason})."
         ) from error
-    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
-        raise InputError(f"{path} holds no Lightning checkpoint: it has no 'state_dict'.")
+    missing = {"state_dict", "pytorch-lightning_version"} - (
+        checkpoint.keys() if isinstance(checkpoint, dict) else set()
+    )
+    if missing:
+        raise InputError(f"{path} holds no Lightning checkpoint: it has no {' and no '.join(sorted(missing))}.")
     return checkpoint
 
 

@@ -31,7 +31,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMon
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import CheckpointIO
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
 from lit_project.callbacks import PredictionWriter, RunRecord
 from lit_project.checkpoints import AtomicCheckpointIO, find_checkpoint, read_checkpoint
@@ -68,10 +68,12 @@ class CLI(LightningCLI):
     Args:
         checkpoint: the checkpoint to start from, as read from its file.
         default_configs: config files below any that the command line names.
+        given: the last parts of the names of all model arguments that were given, not left at their defaults.
     """
 
-    def __init__(self, checkpoint: dict[str, Any] | None, default_configs: list[Path]) -> None:
+    def __init__(self, checkpoint: dict[str, Any] | None, default_configs: list[Path], given: set[str]) -> None:
         self.checkpoint = checkpoint
+        self.given = given
         self.run_dir: Path | None = None
         try:
             super().__init__(
@@ -181,6 +183,16 @@ class CLI(LightningCLI):
         if trainer_config["enable_checkpointing"] is False:
             unwanted.append(ModelCheckpoint)
         named = [callback for callback in self._named("callbacks") if not isinstance(callback, tuple(unwanted))]
+        for callback in named:
+            if (
+                isinstance(callback, ModelCheckpoint)
+                and callback.save_top_k > 1
+                and "{" not in (callback.filename or "{")
+            ):
+                raise InputError(
+                    f"callbacks: {callback.save_top_k} checkpoints of the one name {callback.filename!r} would replace "
+                    "each other. Give them a name such as --callbacks.best.filename='{epoch}'."
+                )
         # the default checkpoints come first: trainer.checkpoint_callback is the first of its kind
         callbacks = [*named, *own, RunRecord(self.run_config)]
         if self.subcommand == "predict":
@@ -203,8 +215,9 @@ class CLI(LightningCLI):
             for name, fact in facts.items():
                 if name not in spec.get("init_args", {}):
                     continue
-                given, default = _plain(spec.init_args[name]), _default(spec.class_path, name)
-                if given not in (None, default, fact):
+                given = _plain(spec.init_args[name])
+                # what was not given may still be set: jsonargparse keeps the arguments of a class that was replaced
+                if name in self.given and given not in (None, fact):
                     source = "the checkpoint's" if self.checkpoint else "the configured"
                     raise InputError(
                         f"{key}.{name} is {given} in {source} model, but the data has {fact}. Use data that fits the "
@@ -213,6 +226,14 @@ class CLI(LightningCLI):
                 # a square size is one number, unless the network says that it takes two
                 pair = name == "image_size" and isinstance(fact, int) and _is_sequence(spec.class_path, name)
                 spec.init_args[name] = [fact, fact] if pair else fact
+        optimizer = config.model.get("init_args", {}).get("optimizer")
+        if optimizer is not None and "lr" not in self.given and not self.checkpoint:
+            default = _read_yaml(str(CONFIGS / "default.yaml"))["model"]["init_args"]["optimizer"]["class_path"]
+            if optimizer.class_path != default:
+                rank_zero_warn(
+                    f"{optimizer.class_path} takes over the learning rate {optimizer.init_args.get('lr')} that was set "
+                    f"for {default}. Give it one of its own with --model.optimizer.lr."
+                )
         # the size that was found is kept, so that other images are later brought to the same
         if "image_size" in facts and config.data.get("init_args", {}).get("image_size", 0) is None:
             config.data.init_args.image_size = facts["image_size"]
@@ -256,6 +277,9 @@ class CLI(LightningCLI):
     def after_fit(self) -> None:
         written = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]
         best = next((c for c in written if c.monitor and c.best_model_score is not None), None)
+        if written and not any(Path(c.best_model_path).is_relative_to(str(c.dirpath)) for c in written):
+            print("\nNothing was trained: the checkpoint is at the planned end. Raise --trainer.max_epochs to go on.")
+            return
         if not written:
             print(f"\nRun folder: {_short(self.run_dir)} (no checkpoint was written)")
             return
@@ -280,7 +304,8 @@ class CLI(LightningCLI):
     @rank_zero_only
     def after_predict(self) -> None:
         errors = f", {self.writer.num_errors} of them unreadable" if self.writer.num_errors else ""
-        print(f"Predictions for {len(self.datamodule.paths)} images{errors}: {_short(self.writer.output)}")
+        count = len(self.datamodule.paths)
+        print(f"Predictions for {count:,} image{'s' * (count != 1)}{errors}: {_short(self.writer.output)}")
 
 
 def main() -> None:
@@ -288,14 +313,14 @@ def main() -> None:
     _quieten()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            checkpoint, configs = _prepare(sys.argv, Path(folder))
-        except InputError as error:
+            checkpoint, configs, given = _prepare(sys.argv, Path(folder))
+        except Exception as error:
             fail(error)
-        CLI(checkpoint, configs)
+        CLI(checkpoint, configs, given)
 
 
-def _prepare(argv: list[str], folder: Path) -> tuple[dict[str, Any] | None, list[Path]]:
-    """Resolve config and checkpoint paths in ``argv`` in place; return the checkpoint and the default configs."""
+def _prepare(argv: list[str], folder: Path) -> tuple[dict[str, Any] | None, list[Path], set[str]]:
+    """Resolve config and checkpoint paths in ``argv`` in place; return the arguments of ``CLI``."""
     for index, argument in enumerate(argv):
         option, _, value = argument.partition("=")
         if option in ("-c", "--config"):
@@ -311,10 +336,13 @@ def _prepare(argv: list[str], folder: Path) -> tuple[dict[str, Any] | None, list
     finder.add_argument("--trainer.default_root_dir", dest="runs", nargs="?")
     given, _ = finder.parse_known_args(argv[1:])
     in_files = [_read_yaml(path) for path in given.config]
+    names = {argument.split("=")[0].rsplit(".", 1)[-1] for argument in argv if argument.startswith("--model.")}
+    names |= {name for config in in_files for name in _leaf_names(config.get("model"))}
     wanted = given.ckpt_path or next((c["ckpt_path"] for c in reversed(in_files) if c.get("ckpt_path")), None)
     if wanted in (None, "null") or subcommand is None:
-        return None, configs
-    roots = [(c.get("trainer") or {}).get("default_root_dir") for c in reversed(in_files)]
+        return None, configs, names
+    trainers = [c["trainer"] for c in reversed(in_files) if isinstance(c.get("trainer"), dict)]
+    roots = [trainer.get("default_root_dir") for trainer in trainers]
     runs = Path(given.runs or next(filter(None, roots), "runs")).expanduser()
     path = find_checkpoint(wanted, runs, default="last" if subcommand == "fit" else "best").absolute()
     if wanted in ("best", "last"):
@@ -323,7 +351,10 @@ def _prepare(argv: list[str], folder: Path) -> tuple[dict[str, Any] | None, list
     checkpoint = read_checkpoint(path)
     del checkpoint["state_dict"]  # Lightning reads the weights again; here they would only take memory
     config = checkpoint.get("config")
-    if config is not None:
+    if not isinstance(config, dict) and not given.config:
+        raise InputError(f"{path} does not carry the config it was trained with: give it with --config.")
+    if isinstance(config, dict):
+        names |= set(_leaf_names(config.get("model")))
         if subcommand != "fit":  # how it was trained does not say how it is to be tested
             config = {key: config[key] for key in ("seed_everything", "model", "data") if key in config}
         changes = [change for key in ("model", "data") for change in _drop_unknown(key, config.get(key))]
@@ -336,7 +367,14 @@ def _prepare(argv: list[str], folder: Path) -> tuple[dict[str, Any] | None, list
             rank_zero_info("The checkpoint's config was written by other code:\n  " + "\n  ".join(changes))
         configs.append(folder / "checkpoint.yaml")
         configs[-1].write_text(yaml.safe_dump(config))
-    return checkpoint, configs
+    return checkpoint, configs, names
+
+
+def _leaf_names(config: Any) -> Iterator[str]:
+    if isinstance(config, dict):
+        for name, part in config.items():
+            yield name
+            yield from _leaf_names(part)
 
 
 def _find_config(value: str) -> str:
@@ -393,11 +431,6 @@ def _parameters(class_path: str) -> dict[str, inspect.Parameter] | None:
             positional = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
             return {name: parameter for name, parameter in found.items() if parameter.kind not in positional}
     return None
-
-
-def _default(class_path: str, name: str) -> Any:
-    parameters = _parameters(class_path) or {}
-    return _plain(parameters[name].default) if name in parameters else None
 
 
 def _is_sequence(class_path: str, name: str) -> bool:
@@ -483,15 +516,17 @@ def fail(error: Exception, run_dir: Path | None = None) -> NoReturn:
         "Does not validate against any of the Union"
     ):
         error = error.__cause__  # jsonargparse takes any error in a class's __init__ for a value of the wrong type
-    expected = isinstance(error, InputError | MisconfigurationException)
+    frames = traceback.extract_tb(error.__traceback__)
+    # a ValueError of the project's own is an argument out of its range
+    ours = isinstance(error, ValueError) and bool(frames) and Path(frames[-1].filename).is_relative_to(PACKAGE)
+    expected = isinstance(error, InputError | MisconfigurationException) or ours
     message = str(error) if expected else f"{type(error).__name__}: {error}"
     rank_zero = _is_rank_zero()
     made = run_dir is not None and run_dir.is_dir() and rank_zero
     if expected and made and run_dir and [path.name for path in run_dir.iterdir()] == ["config.yaml"]:
         shutil.rmtree(run_dir)  # nothing has happened yet that would be worth a folder
     elif not expected:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        message += f"\n  raised in {frame.filename}:{frame.lineno}"
+        message += f"\n  raised in {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         text = "".join(traceback.format_exception(error))
         if not rank_zero:
             message += f"\n{text}"  # the run folder is the first rank's

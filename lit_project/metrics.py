@@ -89,7 +89,8 @@ class EpochMetrics(nn.Module):
     def compute(self) -> dict[str, Tensor]:
         """All values of the epoch so far, float32 scalars; forgets them, but not the confusions."""
         self._flush()
-        values = {f"{self.stage}/loss": self.loss.compute(), **self.scores.compute()}
+        scores = {name: score.clamp(max=1.0) for name, score in self.scores.compute().items()}  # 1 + 1e-7 by rounding
+        values = {f"{self.stage}/loss": self.loss.compute(), **scores}
         self.loss.reset()
         self.scores.reset()
         return values

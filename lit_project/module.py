@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable, ReduceLROnPlateau
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
+from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 
 from lit_project.errors import InputError
 from lit_project.metrics import EpochMetrics
@@ -81,8 +81,18 @@ class ImageClassifier(L.LightningModule):
         self.register_buffer("loss_weight", None, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Float images ``[B, C, H, W]`` to float32 logits ``[B, num_classes]``."""
-        return self.network(images).float()
+        """Float images ``[B, C, H, W]`` to float32 logits ``[B, num_classes]``.
+
+        Raises:
+            InputError: the network has another number of outputs.
+        """
+        logits: Tensor = self.network(images)
+        if logits.ndim != 2 or logits.shape[1] != self.num_classes:
+            raise InputError(
+                f"{type(self.network).__name__} returns {list(logits.shape)} for {len(images)} images and "
+                f"{self.num_classes} classes; expected {[len(images), self.num_classes]}."
+            )
+        return logits.float()
 
     def setup(self, stage: str) -> None:
         """Check that the data has the classes the model was made for, and weigh them."""
@@ -186,8 +196,8 @@ class ImageClassifier(L.LightningModule):
         if interval == "auto":
             interval = "step" if lengths or isinstance(scheduler, OneCycleLR | CyclicLR) else "epoch"
         config: dict[str, Any] = {"scheduler": scheduler, "interval": interval}
-        if isinstance(scheduler, ReduceLROnPlateau):
-            config["monitor"] = scheduler.monitor
+        if isinstance(scheduler, ReduceLROnPlateau):  # Lightning's names what it monitors, torch's own does not
+            config["monitor"] = getattr(scheduler, "monitor", "val/loss")
         return {"optimizer": optimizer, "lr_scheduler": config}
 
     @property

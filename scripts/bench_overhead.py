@@ -85,7 +85,8 @@ def main() -> None:
         "fit",
         f"--data.num_train={options.images}",
         "--data.num_val=1000",
-        "--trainer.limit_val_batches=0",  # a bare loop validates as fast as any other
+        "--trainer.accelerator=cpu",
+        "--trainer.limit_val_batches=0",  # the bare loop does not validate
         f"--trainer.max_epochs={options.epochs + 1}",
         f"--trainer.callbacks+={Path(__file__).stem}.BareLoopBeside",
         *rest,

@@ -23,7 +23,7 @@ class Evil:
 def test_a_failed_write_leaves_the_old_checkpoint_and_no_litter(tmp_path: Path) -> None:
     """The disk is full half-way: a file size limit makes the kernel refuse the write."""
     path = tmp_path / "last.ckpt"
-    AtomicCheckpointIO().save_checkpoint({"state_dict": {"w": torch.zeros(3)}}, path)
+    AtomicCheckpointIO().save_checkpoint({"state_dict": {"w": torch.zeros(3)}, "pytorch-lightning_version": "2"}, path)
     script = (
         "import sys, torch; from lit_project.checkpoints import AtomicCheckpointIO as IO\n"
         "IO().save_checkpoint({'state_dict': {'w': torch.ones(1_000_000)}}, sys.argv[1])"
@@ -70,9 +70,10 @@ def test_half_a_checkpoint_is_named(tmp_path: Path) -> None:
 
 
 def test_weights_without_a_checkpoint_around_them_are_explained(tmp_path: Path) -> None:
-    torch.save({"fc.weight": torch.ones(2)}, tmp_path / "x.ckpt")
-    with pytest.raises(InputError, match="no 'state_dict'"):
-        read_checkpoint(tmp_path / "x.ckpt")
+    for content, missing in (({"fc.weight": torch.ones(2)}, "state_dict"), ({"state_dict": {}}, "lightning_version")):
+        torch.save(content, tmp_path / "x.ckpt")
+        with pytest.raises(InputError, match=missing):
+            read_checkpoint(tmp_path / "x.ckpt")
 
 
 def test_best_and_last_are_those_of_the_newest_run_that_has_them(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from conftest import TINY, RunCLI, cli, environment, runs
+from PIL import Image
 
 from lit_project import cli as cli_module
 from lit_project.checkpoints import read_checkpoint
@@ -169,6 +170,34 @@ def test_a_default_callback_is_changed_or_removed_by_name(run_cli: RunCLI, tmp_p
     assert not any(key.startswith("EarlyStopping") for key in states)
 
 
+def test_a_network_gets_the_class_count_of_the_data_not_the_default_networks(run_cli: RunCLI, tmp_path: Path) -> None:
+    """jsonargparse hands the arguments of a replaced class on, so 10 is set although nobody gave it."""
+    for name in ("a", "b", "c"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(30):
+            Image.new("RGB", (32, 32), (number, 40, 50)).save(tmp_path / "images" / name / f"{number}.png")
+    data = ["--data=ImageFolder", "--data.root=images", "--data.batch_size=16", "--trainer.max_epochs=1"]
+    done = run_cli("fit", *data, "--model.network=torchvision.models.mobilenet_v3_small", "--model.optimizer=AdamW")
+    assert "AdamW takes over the learning rate 0.2" in done.stderr
+    (run,) = runs(tmp_path)
+    state = read_checkpoint(run / "checkpoints" / "last.ckpt")["state_dict"]
+    assert state["network.classifier.3.weight"].shape[0] == 3
+    again = run_cli("fit", f"--ckpt_path={run}")
+    assert "Nothing was trained" in again.stdout
+
+
+def test_a_checkpoint_without_config_is_not_tested_on_the_default(
+    run_cli: RunCLI, tiny_run: Path, tmp_path: Path
+) -> None:
+    checkpoint = read_checkpoint(tiny_run / "checkpoints" / "best.ckpt")
+    del checkpoint["config"]
+    torch.save(checkpoint, tmp_path / "bare.ckpt")
+    done = run_cli("test", "--ckpt_path=bare.ckpt", check=False)
+    assert done.returncode == 1
+    assert "give it with --config" in done.stderr
+    run_cli("test", "--ckpt_path=bare.ckpt", f"--config={tiny_run / 'config.yaml'}")
+
+
 def test_scientific_notation_is_a_number(run_cli: RunCLI, tmp_path: Path) -> None:
     (tmp_path / "lr.yaml").write_text("model:\n  init_args:\n    optimizer:\n      init_args:\n        lr: 1e-5\n")
     printed = yaml.safe_load(run_cli("fit", "--config=lr.yaml", "--print_config").stdout)
@@ -317,7 +346,11 @@ def in_process(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
         (["fit", "--trainer.max_epochs=three"], ["trainer.max_epochs", "three"]),
         (["fit", "--model.class_weights=[1, 2]"], ["class_weights has 2 entries, but there are 10 classes"]),
         (["fit", "--model.network.num_classes=20"], ["num_classes is 20", "the data has 10"]),
+        (["fit", "--model.network.num_classes=20", "--model.num_classes=10"], ["network.num_classes is 20"]),
         (["fit", "--data.batch_size=0"], ["data.batch_size is 0"]),
+        (["fit", "--callbacks.best.save_top_k=3"], ["3 checkpoints of the one name 'best'"]),
+        (["fit", "--model.network.image_size=3", "--data.augment=[]"], ["image_size is 3", "the data has 32"]),
+        (["test", "--config=scalar.yaml", "--ckpt_path=best"], ["Train first"]),
         (["fit", "--config=nope.yaml"], ["nope.yaml", "configs/cifar10.yaml"]),
         (["fit", "--config=broken.yaml"], ["broken.yaml cannot be read as YAML"]),
         (["fit", "--config=typo.yaml"], ["trainer.max_epoch", "Did you mean 'trainer.max_epochs'?"]),
@@ -342,6 +375,7 @@ def test_one_message_says_what_and_suggests(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.yaml").write_text("a: [1\nb: }")
     (tmp_path / "typo.yaml").write_text("trainer:\n  max_epoch: 3\n")
+    (tmp_path / "scalar.yaml").write_text("trainer: 5\n")
     (tmp_path / "page.ckpt").write_text("<html>not found</html>")
     status, errors = in_process(capfd, monkeypatch, *arguments)
     assert status != 0

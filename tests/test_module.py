@@ -223,6 +223,11 @@ def test_settings_that_do_not_fit_are_refused(arguments: dict[str, object], mess
         ImageClassifier(linear(), **arguments)  # type: ignore[arg-type]
 
 
+def test_a_network_with_another_number_of_outputs_is_named() -> None:
+    with pytest.raises(InputError, match=r"Sequential returns \[2, 10\] for 2 images and 20 classes"):
+        ImageClassifier(linear(), num_classes=20)(torch.zeros(2, 3, 32, 32))
+
+
 def test_a_checkpoint_from_python_holds_plain_values_and_loads_with_the_network_given(tmp_path: Path) -> None:
     model = ImageClassifier(linear(), partial(torch.optim.SGD, lr=0.1), label_smoothing=0.1)
     fit = trainer(tmp_path, max_epochs=1)

@@ -17,6 +17,12 @@ class MonitorCheck(Callback):
     """
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        for callback in _monitoring(trainer):
+            wrong = {"loss": "max", "acc": "min", "f1": "min", "auroc": "min"}.get(
+                str(callback.monitor).rsplit("/", 1)[-1]
+            )
+            if callback.mode == wrong:
+                rank_zero_warn(f"{type(callback).__name__} takes the {wrong}imum of {callback.monitor} for the best.")
         if trainer.fast_dev_run or self._validates(trainer):  # type: ignore[attr-defined]
             return
         stopped = [callback for callback in _monitoring(trainer) if isinstance(callback, EarlyStopping)]

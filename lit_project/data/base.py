@@ -294,6 +294,11 @@ class ImageDataModule(L.LightningDataModule):
 
     def _report(self, split: SplitName) -> None:
         counts = torch.bincount(self.splits[split].targets, minlength=self.num_classes)
+        if counts.sum() == 0:
+            raise InputError(
+                f"There is no {split} image: no class has enough images for the {split} data to be cut from them. Add "
+                "images, or give folders of their own to the splits."
+            )
         absent = [self.class_names[i] for i in (counts == 0).nonzero().flatten().tolist()]
         if absent:
             rank_zero_warn(f"The {split} data has no image of {', '.join(absent)}: these classes keep their index.")
