@@ -203,7 +203,7 @@ def test_predict_takes_one_file_and_says_when_there_is_none(
     (row,) = predictions(run / "predictions.csv")
     assert row["path"] == str(one)
     assert row["class"] == "red"
-    assert done.stdout.splitlines()[-1] == f"Predictions for 1 images: runs/{run.name}/predictions.csv"
+    assert done.stdout.splitlines()[-1] == f"Predictions for 1 image: runs/{run.name}/predictions.csv"
     monkeypatch.chdir(tmp_path)
     for images in (tmp_path / "nowhere", tmp_path / "*.bmp", tmp_path / "home"):
         status, _, errors = in_process(
