@@ -4,7 +4,6 @@ import csv
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -474,11 +473,9 @@ def test_one_failing_rank_ends_the_run(run_cli: RunCLI, tmp_path: Path) -> None:
         "        if trainer.global_rank == 1 and trainer.global_step == 1:\n"
         "            raise RuntimeError('rank one')\n"
     )
-    started = time.monotonic()
-    done = run_cli(
+    done = run_cli(  # which waits so long and no longer: the other rank must not wait for ever
         "fit", *TINY, "--trainer.devices=2", "--trainer.accelerator=cpu", "--trainer.strategy=ddp",
         "--trainer.callbacks+=failing.FailOnRankOne", "--data.batch_size=16", check=False, PYTHONPATH=str(tmp_path),
     )  # fmt: skip
     assert done.returncode != 0
     assert "rank one" in done.stderr
-    assert time.monotonic() - started < 240, "the other rank must not wait for ever"
