@@ -19,6 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, get_origin
@@ -110,9 +111,8 @@ class CLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         # A list in a config replaces the list before it, and with it the default callbacks. Named keys are merged:
         # default.yaml names them, a config changes or removes (null) one of them, trainer.callbacks adds to them.
-        default = yaml.safe_load((CONFIGS / "default.yaml").read_text())
         for group, base in (("callbacks", Callback), ("loggers", Logger)):
-            for name in default[group]:
+            for name in _default_config()[group]:
                 parser.add_argument(f"--{group}.{name}", type=base | None, default=None)
 
     def setup_parser(self, *args: Any) -> None:
@@ -228,7 +228,7 @@ class CLI(LightningCLI):
                 spec.init_args[name] = [fact, fact] if pair else fact
         optimizer = config.model.get("init_args", {}).get("optimizer")
         if optimizer is not None and "lr" not in self.given and not self.checkpoint:
-            default = _read_yaml(str(CONFIGS / "default.yaml"))["model"]["init_args"]["optimizer"]["class_path"]
+            default = _default_config()["model"]["init_args"]["optimizer"]["class_path"]
             if optimizer.class_path != default:
                 rank_zero_warn(
                     f"{optimizer.class_path} takes over the learning rate {optimizer.init_args.get('lr')} that was set "
@@ -358,9 +358,8 @@ def _prepare(argv: list[str], folder: Path) -> tuple[dict[str, Any] | None, list
         if subcommand != "fit":  # how it was trained does not say how it is to be tested
             config = {key: config[key] for key in ("seed_everything", "model", "data") if key in config}
         changes = [change for key in ("model", "data") for change in _drop_unknown(key, config.get(key))]
-        default = _read_yaml(str(configs[0]))
         for group in ("callbacks", "loggers"):
-            for name in config.get(group, {}).keys() - default[group].keys():
+            for name in config.get(group, {}).keys() - _default_config()[group].keys():
                 changes.append(f"{group}.{name}: there is no such part here, ignored")
                 del config[group][name]
         if changes:
@@ -384,6 +383,11 @@ def _find_config(value: str) -> str:
             return str(path)
     known = sorted(str(path.relative_to(CONFIGS.parent)) for path in CONFIGS.rglob("*.yaml"))
     raise InputError(f"--config {value}: there is no such file. The project's own: {', '.join(known)}.")
+
+
+@cache
+def _default_config() -> dict[str, Any]:
+    return _read_yaml(str(CONFIGS / "default.yaml"))
 
 
 def _read_yaml(path: str) -> dict[str, Any]:

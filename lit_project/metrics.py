@@ -74,11 +74,6 @@ class EpochMetrics(nn.Module):
         self._buffer: list[tuple[Tensor, Tensor, Tensor]] = []
         self._buffered = 0
 
-    @property
-    def names(self) -> list[str]:
-        """The names that ``compute`` returns."""
-        return [f"{self.stage}/{name}" for name in ("loss", "acc", "f1", "auroc")]
-
     def update(self, logits: Tensor, targets: Tensor, loss: Tensor) -> None:
         """Take one batch: ``logits`` ``[B, num_classes]``, ``targets`` int64 ``[B]``, ``loss`` their mean (scalar)."""
         self._buffer.append((logits.detach(), targets, loss.detach()))

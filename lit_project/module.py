@@ -233,9 +233,9 @@ class ImageClassifier(L.LightningModule):
         Raises:
             InputError: missing, unexpected or differently shaped weights.
         """
-        for state in checkpoint.get("lr_schedulers", []):
-            for name in (*self._open_lengths, "_schedule_phases"):  # the phases are OneCycleLR's, of the same length
-                if self._open_lengths:
+        if self._open_lengths:
+            for state in checkpoint.get("lr_schedulers", []):
+                for name in (*self._open_lengths, "_schedule_phases"):  # the phases of OneCycleLR have the same length
                     state.pop(name, None)
         self._apply_changed_optimizer_arguments(checkpoint)
         if "state_dict" not in checkpoint:  # FSDP has loaded and checked it already

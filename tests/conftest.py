@@ -51,6 +51,19 @@ def cli(cwd: Path, *arguments: object, check: bool = True, timeout: float = 300,
     return done
 
 
+def start(cwd: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start Python with ``arguments`` beside the test; stdout and stderr come together."""
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=environment(cwd / "home"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
 def runs(folder: Path, pattern: str = "*") -> list[Path]:
     """The run folders below ``folder``, oldest first."""
     return sorted((folder / "runs").glob(pattern), key=lambda path: path.stat().st_mtime)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import TINY, RunCLI, cli, environment, runs
+from conftest import TINY, RunCLI, cli, environment, runs, start
+from helpers import in_process
 from PIL import Image
 
 from lit_project import cli as cli_module
@@ -42,19 +43,8 @@ def config_of(run: Path) -> Any:
 )
 def test_the_same_command_twice_gives_two_whole_runs(tmp_path: Path, options: list[str]) -> None:
     """Also when both start in the same second, and whatever the loggers do."""
-    command = [sys.executable, "-m", "lit_project.cli", "fit", *TINY, *options]
-    processes = [
-        subprocess.Popen(
-            [*command, f"--seed_everything={seed}"],
-            cwd=tmp_path,
-            env=environment(tmp_path / "home"),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for seed in (1, 2)
-    ]
+    command = ["-m", "lit_project.cli", "fit", *TINY, *options]
+    processes = [start(tmp_path, *command, f"--seed_everything={seed}") for seed in (1, 2)]
     for process in processes:
         output, _ = process.communicate(timeout=300)
         assert process.returncode == 0, output
@@ -325,13 +315,6 @@ def test_an_installed_wheel_needs_no_checkout(tmp_path: Path) -> None:
 # ---- messages
 
 
-def in_process(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
-    monkeypatch.setattr(sys, "argv", ["cli", *arguments])
-    with pytest.raises(SystemExit) as exit_info:
-        cli_module.main()
-    return int(exit_info.value.code or 0), capfd.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
@@ -376,7 +359,7 @@ def test_one_message_says_what_and_suggests(
     (tmp_path / "typo.yaml").write_text("trainer:\n  max_epoch: 3\n")
     (tmp_path / "scalar.yaml").write_text("trainer: 5\n")
     (tmp_path / "page.ckpt").write_text("<html>not found</html>")
-    status, errors = in_process(capfd, monkeypatch, *arguments)
+    status, _, errors = in_process(monkeypatch, capfd, *arguments)
     assert status != 0
     for message in messages:
         assert message in errors

@@ -2,8 +2,6 @@
 
 import csv
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import TINY, RunCLI, environment, runs
+from conftest import TINY, RunCLI, runs, start
 from helpers import CIFAR_PER_BATCH, TESTS, in_process, small_cifar10
 from PIL import Image
 
@@ -191,15 +189,7 @@ def test_two_nodes_make_one_run(tmp_path: Path) -> None:
     program = ["-m", "lit_project.cli", "fit", "--config=configs/trainer/multi_node.yaml", *TINY]
     cpu = ["--trainer.accelerator=cpu", "--trainer.devices=1"]
     nodes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *torchrun, "--local_addr=127.0.0.1", *program, *cpu],
-            cwd=tmp_path,
-            env=environment(tmp_path / "home"),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        start(tmp_path, "-m", "torch.distributed.run", *torchrun, "--local_addr=127.0.0.1", *program, *cpu)
         for _ in range(2)
     ]
     try:
