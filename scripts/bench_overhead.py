@@ -36,6 +36,7 @@ class BareLoopBeside(Callback):
     """Times blocks of bare steps between blocks of `fit`."""
 
     pairs: list[tuple[float, float]] = []  # seconds: (bare, fit)
+    batch_size = 0
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.network = copy.deepcopy(pl_module.network)
@@ -43,6 +44,7 @@ class BareLoopBeside(Callback):
         self.batches: Iterator[Any] = iter(())
         self.bare: float | None = None
         self.started = 0.0
+        BareLoopBeside.batch_size = trainer.datamodule.batch_size
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -109,7 +111,7 @@ def main() -> None:
     # how far the ratio would move with other blocks: resampled, 90 of 100
     samples = [random.choices(pairs, k=len(pairs)) for _ in range(1000)]
     ratios = sorted(sum(b for b, _ in sample) / sum(f for _, f in sample) for sample in samples)
-    images = len(pairs) * BLOCK * 128
+    images = len(pairs) * BLOCK * BareLoopBeside.batch_size
     print(
         f"\n{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     )

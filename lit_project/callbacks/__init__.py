@@ -2,7 +2,8 @@
 
 from lit_project.callbacks.monitor_check import MonitorCheck
 from lit_project.callbacks.prediction_writer import PredictionWriter
+from lit_project.callbacks.progress import ThroughputBar
 from lit_project.callbacks.run_record import RunRecord
 from lit_project.callbacks.test_report import TestReport
 
-__all__ = ["MonitorCheck", "PredictionWriter", "RunRecord", "TestReport"]
+__all__ = ["MonitorCheck", "PredictionWriter", "RunRecord", "TestReport", "ThroughputBar"]
