@@ -21,7 +21,9 @@ def derive_seed(*keys: int) -> int:
     """Hash non-negative integer keys to one well-mixed 63-bit seed.
 
     Each use has its own number of keys, so no two of them share a stream: 1 for a split, 2 for the order of an epoch,
-    3 for the embedded images and the workers, 4 for the augmentation of a step.
+    3 for the embedded images and the workers, 4 for the augmentation of a step. 5, of which the last tells the use:
+    0 for what a training step draws from the global generators, such as dropout, 1 for the transforms of one image, 2
+    for mixing the images of a batch.
 
     Unlike ``seed + epoch``, neighbouring keys give unrelated streams, and seed 1 at epoch 0 is not seed 0 at epoch 1.
     Source: NumPy's ``SeedSequence`` (https://numpy.org/doc/stable/reference/random/bit_generators).
@@ -35,6 +37,25 @@ def keyed_generator(*keys: int, device: torch.device | str = "cpu") -> torch.Gen
     generator = torch.Generator(device=device)
     generator.manual_seed(derive_seed(*keys))
     return generator
+
+
+def seed_everywhere(seed: int) -> None:
+    """Seed torch's, NumPy's and Python's global generators, for code that draws from them."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+class IsolatedRandomness:
+    """Gives the global generators back as they were."""
+
+    def __enter__(self) -> None:
+        self.states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_rng_state(self.states[0])
+        np.random.set_state(self.states[1])
+        random.setstate(self.states[2])
 
 
 class WorkerSeeder:
@@ -55,6 +76,4 @@ class WorkerSeeder:
         info = get_worker_info()
         num_workers = info.num_workers if info else 1
         seed = derive_seed(self.seed, self.rank * num_workers + worker_id, num_workers)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
+        seed_everywhere(seed)

@@ -24,7 +24,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from lit_project import cli
-from lit_project.data.augment import to_float
+from lit_project.data.augment import Draw, to_float
 from lit_project.seeding import global_seed, keyed_generator
 
 TARGET = 0.97
@@ -71,10 +71,10 @@ class BareLoopBeside(Callback):
             if batch is None:
                 self.batches = iter(data.train_dataloader())
                 batch = next(self.batches)
-            images, targets = batch
+            images, targets, indices = batch
             generator = keyed_generator(global_seed(), trainer.current_epoch, step, 0)
             for transform in data.augment:
-                images = transform(images, generator)
+                images = transform(images, Draw(generator, trainer.current_epoch, indices))
             with torch.autocast("cpu", torch.bfloat16, enabled=trainer.precision == "bf16-mixed"):
                 logits = self.network(to_float(images, mean, std))
             loss = torch.nn.functional.cross_entropy(logits.float(), targets)

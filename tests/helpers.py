@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from lit_project import cli as cli_module
 from lit_project.data import CIFAR10
-from lit_project.data.base import Arrays, ImageDataModule, SplitName
+from lit_project.data.base import ImageDataModule, SplitName
+from lit_project.data.batches import Arrays
 
 if TYPE_CHECKING:
     import pytest

@@ -1,6 +1,7 @@
 """Data sets, each a LightningDataModule with the same batches; see ``base.py`` for what they share."""
 
-from lit_project.data.base import Arrays, ImageDataModule
+from lit_project.data.base import ImageDataModule
+from lit_project.data.batches import Arrays
 from lit_project.data.cifar10 import CIFAR10
 from lit_project.data.image_folder import ImageFolder
 from lit_project.data.predict import ImagesToPredict

@@ -1,84 +1,47 @@
 """The LightningDataModule that every image data set here derives from.
 
-Images are kept as one uint8 array ``[N, H, W, C]``. A batch is one gather from it, still uint8; augmentation and
-normalisation run on the whole batch, on the device, in ``on_after_batch_transfer``. A new data set implements
-``class_names``, ``image_size``, ``load`` and, where a split is missing, ``provided_splits``; see ``shapes.py`` for the
-shortest example.
+Images are kept as one uint8 array ``[N, H, W, C]``: on the device, in memory, or mapped from disk, as its size allows.
+A batch is one gather from it, still uint8 (``batches.py``); augmentation and normalisation run on the whole batch, on
+the device, in ``on_after_batch_transfer``. A new data set implements ``class_names``, ``image_size``, ``load`` and,
+where a split is missing, ``provided_splits``; see ``shapes.py`` for the shortest example.
+
+Which images a step gets, and how they are augmented, depends on (seed, epoch, step, rank) alone: a run that is resumed
+anywhere goes on as if it had never stopped, with any number of workers.
 """
 
+import hashlib
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, SequentialSampler
-from torch.utils.data.distributed import DistributedSampler
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, SequentialSampler
+from torchvision.transforms import v2
 
-from lit_project.data.augment import BatchTransform, RandomCrop, RandomHorizontalFlip, to_float
+from lit_project.data.augment import BatchTransform, Draw, RandomCrop, RandomHorizontalFlip, to_float
+from lit_project.data.batches import Arrays, Batch, BatchDataset, ShardedSampler, TrainLoader, keep_batch
+from lit_project.data.decode import available_memory, usable_cpus
 from lit_project.errors import InputError
-from lit_project.seeding import WorkerSeeder, global_seed, keyed_generator
+from lit_project.seeding import (
+    IsolatedRandomness,
+    WorkerSeeder,
+    derive_seed,
+    global_seed,
+    keyed_generator,
+    seed_everywhere,
+)
 
 SplitName = Literal["train", "val", "test"]
 SPLIT_NAMES: tuple[SplitName, ...] = ("train", "val", "test")
-Batch = tuple[Tensor, Tensor]
+Placement = Literal["auto", "device", "memory", "disk"]
 
-
-class Arrays(NamedTuple):
-    """One split: ``images`` uint8 ``[N, H, W, C]`` and ``targets`` int64 ``[N]``, values ``0..num_classes - 1``."""
-
-    images: Tensor
-    targets: Tensor
-
-    def select(self, indices: Tensor) -> "Arrays":
-        """The rows at ``indices`` (int64), as a copy."""
-        return Arrays(self.images[indices], self.targets[indices])
-
-
-class BatchDataset(Dataset[Batch]):
-    """Serves whole batches of ``arrays``: ``__getitems__`` is one gather, and the result is already channels last."""
-
-    def __init__(self, arrays: Arrays) -> None:
-        self.arrays = arrays
-
-    def __len__(self) -> int:
-        return len(self.arrays.targets)
-
-    def __getitem__(self, index: int) -> Batch:
-        images, targets = self.__getitems__([index])
-        return images[0], targets[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
-        images, targets = self.arrays.select(torch.as_tensor(indices))
-        return images.permute(0, 3, 1, 2), targets
-
-
-def keep_batch(batch: Any) -> Any:
-    """``collate_fn`` for a dataset that returns whole batches."""
-    return batch
-
-
-class ShardedSampler(DistributedSampler[Batch]):
-    """Deals the indices out to ``world_size`` ranks: shards are disjoint and together complete.
-
-    Deriving from ``DistributedSampler`` tells Lightning that sharding is done, and has it call ``set_epoch``.
-    For training every rank gets the same number of samples, in an order keyed by (seed, epoch). For evaluation nothing
-    is padded: a sample counts exactly once, so metrics are those of the whole split (PyTorch's own sampler repeats
-    samples to even the shards out).
-    """
-
-    def __init__(self, dataset: BatchDataset, rank: int, world_size: int, *, train: bool, seed: int = 0) -> None:
-        super().__init__(dataset, num_replicas=world_size, rank=rank, shuffle=train, seed=seed, drop_last=train)
-        self.size = len(dataset)
-        if not train:
-            self.num_samples = len(range(rank, self.size, world_size))
-
-    def __iter__(self) -> Any:
-        if not self.shuffle:
-            return iter(range(self.rank, self.size, self.num_replicas))
-        order = torch.randperm(self.size, generator=keyed_generator(self.seed, self.epoch))
-        return iter(order[: self.total_size][self.rank :: self.num_replicas].tolist())
+# pixels that the mean and deviation are taken from: all of CIFAR-10, and of large images enough for three digits
+_STATISTICS_PIXELS = 2**26
+# images that stand for all in a fingerprint
+_FINGERPRINT_IMAGES = 256
 
 
 def stratified_split(targets: Tensor, fractions: Sequence[float], seed: int) -> list[Tensor]:
@@ -110,10 +73,12 @@ def stratified_split(targets: Tensor, fractions: Sequence[float], seed: int) -> 
 
 
 def channel_statistics(images: Tensor) -> tuple[list[float], list[float]]:
-    """Exact per-channel mean and standard deviation, in 0..1, of uint8 images ``[N, H, W, C]``.
+    """Per-channel mean and standard deviation, in 0..1, of uint8 images ``[N, H, W, C]``.
 
     Counted from 256-bin histograms, so that no float copy of the data is made. A constant channel gets deviation 1.
+    Beyond 2**26 pixels, every k-th image is taken, so that large data need not be read whole before the first step.
     """
+    images = images[:: max(1, images[..., 0].numel() // _STATISTICS_PIXELS)]
     values = torch.arange(256, dtype=torch.float64) / 255
     mean, std = [], []
     for channel in images.unbind(-1):
@@ -134,12 +99,19 @@ class ImageDataModule(L.LightningDataModule):
     Args:
         batch_size: images a step on each device.
         num_workers: loader processes on each device. ``null`` chooses: none while the data lies in memory, since a
-            batch is then one gather and handing it to another process costs more than it saves.
+            batch is then one gather and handing it to another process costs more than it saves; up to four where they
+            read from disk or apply ``transforms``.
         val_fraction: share of the training data held out for each split that the data set does not bring.
         split_seed: seed of that split. Separate from ``seed_everything``, so repeats with other seeds compare on the
             same validation images.
         augment: batch transforms for training, in order. ``null``: random crop with padding 4 and horizontal flip;
             ``[]``: none.
+        transforms: transforms of single images for training, before ``augment``: any of ``torchvision.transforms.v2``
+            that returns uint8. They run in the workers, and many times slower than batch transforms.
+        mix: ``torchvision.transforms.v2.MixUp`` or ``CutMix``, after all else; of several, each batch gets one.
+        placement: where the images are kept. ``auto``: on the device where they fit into a quarter of its free memory,
+            else in memory where they fit into half of what is free, else mapped from disk, if the data has a file to
+            map.
     """
 
     #: Names of the classes; their order gives each class its index.
@@ -155,6 +127,9 @@ class ImageDataModule(L.LightningDataModule):
         val_fraction: float = 0.1,
         split_seed: int = 0,
         augment: list[BatchTransform] | None = None,
+        transforms: list[v2.Transform] | None = None,
+        mix: list[v2.Transform] | None = None,
+        placement: Placement = "auto",
     ) -> None:
         super().__init__()
         if batch_size < 1:
@@ -163,12 +138,24 @@ class ImageDataModule(L.LightningDataModule):
             raise InputError(f"data.val_fraction is {val_fraction}: it must lie between 0 and 1.")
         if num_workers is not None and num_workers < 0:
             raise InputError(f"data.num_workers is {num_workers}: it must be 0 or more, or null to choose.")
+        if not all(isinstance(transform, v2.MixUp | v2.CutMix) for transform in mix or []):
+            raise InputError("data.mix takes torchvision.transforms.v2.MixUp and CutMix; all else goes to transforms.")
+        if placement == "device" and (num_workers or transforms):
+            raise InputError(
+                "data.placement=device leaves nothing to do for workers: drop data.num_workers and data.transforms, or "
+                "choose data.placement=memory."
+            )
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.val_fraction = val_fraction
         self.split_seed = split_seed
         self.augment = [RandomCrop(4), RandomHorizontalFlip()] if augment is None else augment
+        self.transforms = transforms or []
+        self.mix = mix or []
+        self.placement = placement
         self.splits: dict[SplitName, Arrays] = {}
+        #: Positions, int64 [B], of the images of the present batch in their split.
+        self.batch_indices: Tensor | None = None
         self._mean_std: tuple[list[float], list[float]] | None = None
         # the same on the device: copying them anew each step would have the device wait
         self._mean_std_tensors: tuple[Tensor, Tensor] | None = None
@@ -184,6 +171,11 @@ class ImageDataModule(L.LightningDataModule):
         """The splits the data set brings; those missing are cut from ``train``, stratified by class."""
         return {"train", "val", "test"}
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether ``load`` returns images that are mapped from a file and so take no memory of their own."""
+        return False
+
     # ---- facts about the data, read by the command line to size the model
 
     @property
@@ -195,6 +187,19 @@ class ImageDataModule(L.LightningDataModule):
     def class_counts(self) -> Tensor:
         """Number of training images of each class, int64 ``[num_classes]``. Known after ``setup``."""
         return torch.bincount(self.splits["train"].targets, minlength=self.num_classes)
+
+    def fingerprint(self) -> dict[str, str]:
+        """A short hash of each loaded split: of its targets, and of some hundred of its images."""
+        found: dict[str, str] = {}
+        for name, (images, targets, rows) in self.splits.items():
+            order = rows if rows is not None else torch.arange(len(targets))
+            sample = order[:: max(1, len(order) // _FINGERPRINT_IMAGES)]
+            digest = hashlib.blake2b(digest_size=16)
+            for part in (targets, images[sample.to(images.device)]):
+                digest.update(f"{list(part.shape)}".encode())
+                digest.update(part.cpu().contiguous().numpy().data)
+            found[name] = digest.hexdigest()
+        return found
 
     def preprocessing(self) -> dict[str, Any]:
         """What is needed to feed another image to the trained model, as plain values for the checkpoint."""
@@ -218,13 +223,18 @@ class ImageDataModule(L.LightningDataModule):
         wanted: list[SplitName] = ["test"] if stage == "test" else ["train", "val"]
         if all(split in self.splits for split in wanted):
             return
+        before = set(self.splits)
         # training images must never be used whole when a split, wanted now or later, is cut from them
         if self.provided_splits.issuperset(wanted if stage == "test" else SPLIT_NAMES):
             self.splits.update({split: self.load(split) for split in wanted})
         else:
             self._load_and_cut_train(wanted)
-        for split in wanted:
-            self._report(split)
+        new = [split for split in self.splits if split not in before]
+        placement, reason = self._placement(sum(self.splits[split].nbytes for split in new))
+        for split in new:
+            self.splits[split] = self._placed(self.splits[split], placement)
+            if split in wanted:
+                self._report(split, f"{placement} ({reason})")
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Shuffled, sharded, without the last short batch."""
@@ -240,26 +250,35 @@ class ImageDataModule(L.LightningDataModule):
         return self._loader("test")
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Augment (training only) and normalise a batch on its device.
+        """Augment (training only) and normalise a batch on its device: what the model gets is (images, targets).
 
         The draws are keyed by (seed, epoch, step, rank), not carried from step to step.
         """
-        images, targets = batch
+        images, targets, self.batch_indices = batch
         trainer = self.trainer
-        if trainer is not None and trainer.training and not self._overfitting and self.augment:
-            # the batch that is being transferred is the one after the last that was started
-            step = trainer.fit_loop.batch_idx + 1
-            generator = keyed_generator(
-                global_seed(), trainer.current_epoch, step, trainer.global_rank, device=images.device
-            )
+        if trainer is None or not trainer.training or self._overfitting:
+            return self._normalise(images), targets
+        # the batch that is being transferred is the one after the last that was started
+        key = (global_seed(), trainer.current_epoch, trainer.fit_loop.batch_idx + 1, trainer.global_rank)
+        if self.augment:
+            draw = Draw(keyed_generator(*key, device=images.device), trainer.current_epoch, self.batch_indices)
             for transform in self.augment:
-                images = transform(images, generator)
+                images = transform(images, draw)
+        images = self._normalise(images)
+        if self.mix:
+            with IsolatedRandomness():  # torchvision draws from the global generators
+                seed_everywhere(derive_seed(*key, 2))
+                mix = self.mix[int(torch.randint(len(self.mix), ()))]
+                images, targets = mix(images, F.one_hot(targets, self.num_classes).float())
+        return images, targets
+
+    # ---- internals
+
+    def _normalise(self, images: Tensor) -> Tensor:
         if self._mean_std_tensors is None or self._mean_std_tensors[0].device != images.device:
             mean, std = self._statistics()
             self._mean_std_tensors = torch.tensor(mean, device=images.device), torch.tensor(std, device=images.device)
-        return to_float(images, *self._mean_std_tensors), targets
-
-    # ---- internals
+        return to_float(images, *self._mean_std_tensors)
 
     @property
     def _overfitting(self) -> bool:
@@ -269,14 +288,48 @@ class ImageDataModule(L.LightningDataModule):
         if self._mean_std is None:
             if "train" not in self.splits:
                 self.setup("fit")
-            self._mean_std = channel_statistics(self.splits["train"].images)
+            images, targets, rows = self.splits["train"]
+            step = max(1, len(targets) * images[0, ..., 0].numel() // _STATISTICS_PIXELS)
+            if rows is not None or step > 1:
+                images = images[(torch.arange(len(images)) if rows is None else rows)[::step]]
+            self._mean_std = channel_statistics(images.cpu())
         return self._mean_std
+
+    def _placement(self, size: int) -> tuple[Placement, str]:
+        """Where ``size`` bytes of images are to be kept, and why."""
+        device = self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")
+        if self.placement != "auto":
+            if self.placement == "disk" and not self.is_mapped:
+                raise InputError(f"data.placement is disk, but {type(self).__name__} has no file to map.")
+            return self.placement, "as configured"
+        shown = f"{size / 2**20:,.0f} MiB"
+        if device.type == "cuda" and not self.num_workers and not self.transforms:
+            free = torch.cuda.mem_get_info(device)[0]
+            if size <= free / 4:
+                return "device", f"{shown} fit into a quarter of the {free / 2**30:.1f} GiB free on {device}"
+        free_memory = available_memory()
+        # each process on this machine keeps its own copy, and mapped pages are shared
+        copies = self.trainer.num_devices if self.trainer is not None else 1
+        if not self.is_mapped:
+            return "memory", shown
+        if free_memory is None or size * copies <= free_memory / 2:
+            return "memory", f"{shown} fit into half of what is free"
+        return "disk", f"{copies} times {shown} do not fit into half of the {free_memory / 2**30:.1f} GiB free"
+
+    def _placed(self, arrays: Arrays, placement: Placement) -> Arrays:
+        if placement == "disk":
+            return arrays
+        device = self.trainer.strategy.root_device if placement == "device" and self.trainer is not None else "cpu"
+        images = arrays.images if arrays.rows is None else arrays.images[arrays.rows]
+        if self.is_mapped and arrays.rows is None and str(device) == "cpu":
+            images = images.clone()
+        return Arrays(images.to(device), arrays.targets.to(device))
 
     def _load_and_cut_train(self, wanted: list[SplitName]) -> None:
         """Load what is wanted; cut every split that the data set does not bring from the training data."""
         if "train" not in self.splits:
             train = self.load("train")
-            self.splits.update({name: train.select(indices) for name, indices in self._cut(train.targets).items()})
+            self.splits.update({name: train.narrow(indices) for name, indices in self._cut(train.targets).items()})
         for name in wanted:
             if name not in self.splits:
                 self.splits[name] = self.load(name)
@@ -292,8 +345,8 @@ class ImageDataModule(L.LightningDataModule):
         parts = stratified_split(targets, [self.val_fraction] * len(missing), self.split_seed)
         return dict(zip(["train", *missing], parts, strict=True))
 
-    def _report(self, split: SplitName) -> None:
-        counts = torch.bincount(self.splits[split].targets, minlength=self.num_classes)
+    def _report(self, split: SplitName, where: str) -> None:
+        counts = torch.bincount(self.splits[split].targets.cpu(), minlength=self.num_classes)
         if counts.sum() == 0:
             raise InputError(
                 f"There is no {split} image: no class has enough images for the {split} data to be cut from them. Add "
@@ -302,13 +355,14 @@ class ImageDataModule(L.LightningDataModule):
         absent = [self.class_names[i] for i in (counts == 0).nonzero().flatten().tolist()]
         if absent:
             rank_zero_warn(f"The {split} data has no image of {', '.join(absent)}: these classes keep their index.")
-        rank_zero_info(f"{type(self).__name__}: {len(self.splits[split].targets):,} {split} images.")
+        rank_zero_info(f"{type(self).__name__}: {len(self.splits[split].targets):,} {split} images, kept in: {where}.")
 
     def _loader(self, split: SplitName) -> DataLoader[Batch]:
-        dataset = BatchDataset(self.splits[split])
         trainer = self.trainer
         rank, world_size = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
+        arrays = self.splits[split]
         train = split == "train" and not self._overfitting
+        dataset = BatchDataset(arrays, self.transforms if train else (), global_seed())
         if train and len(dataset) // world_size < self.batch_size:
             raise InputError(
                 f"data.batch_size is {self.batch_size}, but there are only {len(dataset)} training images"
@@ -318,17 +372,23 @@ class ImageDataModule(L.LightningDataModule):
         sampler: Any = ShardedSampler(dataset, rank, world_size, train=train, seed=global_seed())
         if self._overfitting:
             sampler = SequentialSampler(dataset)
-        workers = self.num_workers or 0
-        options: dict[str, Any] = {}
+        workers = self.num_workers
+        if workers is None:
+            from_disk = self.is_mapped and arrays.rows is not None
+            workers = min(usable_cpus(), 4) if from_disk or dataset.transforms else 0
+        on_device = arrays.images.device.type != "cpu"
+        options: dict[str, Any] = {
+            "dataset": dataset,
+            "batch_size": self.batch_size,
+            "sampler": sampler,
+            "drop_last": train,
+            "collate_fn": keep_batch,
+            "generator": keyed_generator(global_seed()),  # or each iterator would draw from the global one
+            "num_workers": workers,
+            "pin_memory": trainer is not None and trainer.strategy.root_device.type == "cuda" and not on_device,
+        }
         if workers:
-            options = {"persistent_workers": True, "worker_init_fn": WorkerSeeder(global_seed(), rank)}
-        return DataLoader(
-            dataset,
-            batch_size=self.batch_size,
-            sampler=sampler,
-            drop_last=train,
-            collate_fn=keep_batch,
-            num_workers=workers,
-            pin_memory=trainer is not None and trainer.strategy.root_device.type == "cuda",
-            **options,
-        )
+            options |= {"persistent_workers": True, "worker_init_fn": WorkerSeeder(global_seed(), rank)}
+        if train and trainer is not None:
+            return TrainLoader(lambda: trainer.fit_loop.epoch_loop.batch_progress.current.ready, **options)
+        return DataLoader(**options)

@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.progress import wrap_file
 from torchvision.datasets.utils import calculate_md5, check_integrity
 
-from lit_project.data.base import Arrays, ImageDataModule, SplitName
+from lit_project.data.base import ImageDataModule, SplitName
+from lit_project.data.batches import Arrays
 from lit_project.errors import InputError
 
 # for connecting, and for each read from a connection: a server that has gone silent must not hold up the run

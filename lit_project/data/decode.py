@@ -230,7 +230,7 @@ def _in_threads(decode: Callable[[range], dict[int, BadImageError]], chunks: lis
 
 
 def _check_memory(shape: tuple[int, ...]) -> None:
-    available = _available_memory()
+    available = available_memory()
     needed = int(np.prod(shape, dtype=np.int64))
     if available is not None and needed > available:
         count, height, width, _ = shape
@@ -240,7 +240,7 @@ def _check_memory(shape: tuple[int, ...]) -> None:
         )
 
 
-def _available_memory() -> int | None:
+def available_memory() -> int | None:
     """Bytes that can be allocated without swapping; ``None`` where the system does not say (macOS, Windows)."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

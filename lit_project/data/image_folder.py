@@ -9,7 +9,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from lit_project.data.base import SPLIT_NAMES, Arrays, ImageDataModule, SplitName
+from lit_project.data.base import SPLIT_NAMES, ImageDataModule, SplitName
+from lit_project.data.batches import Arrays
 from lit_project.data.decode import (
     IMAGE_EXTENSIONS,
     BadImageError,

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lit_project.data.augment import to_float
-from lit_project.data.base import keep_batch
+from lit_project.data.batches import keep_batch
 from lit_project.data.decode import (
     IMAGE_EXTENSIONS,
     BadImageError,

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_project.data.base import Arrays, ImageDataModule, SplitName
+from lit_project.data.base import ImageDataModule, SplitName
+from lit_project.data.batches import Arrays
 from lit_project.errors import InputError
 from lit_project.seeding import keyed_generator
 

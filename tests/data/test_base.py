@@ -1,5 +1,6 @@
 """What all data sets share: splits, sharding, loaders, statistics, and augmentation keyed by where it happens."""
 
+import random
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -10,19 +11,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torchvision.transforms import v2
 
-from lit_project.data.augment import RandomCrop, RandomHorizontalFlip, to_float
-from lit_project.data.base import (
-    Arrays,
-    BatchDataset,
-    ImageDataModule,
-    ShardedSampler,
-    SplitName,
-    channel_statistics,
-    stratified_split,
-)
+from lit_project.data.augment import Draw, RandomCrop, RandomHorizontalFlip, to_float
+from lit_project.data.base import ImageDataModule, SplitName, channel_statistics, stratified_split
+from lit_project.data.batches import Arrays, BatchDataset, ShardedSampler
 from lit_project.errors import InputError
-from lit_project.seeding import keyed_generator
+from lit_project.seeding import IsolatedRandomness, keyed_generator
 
 
 class Numbered(ImageDataModule):
@@ -57,7 +52,7 @@ def numbers(images: Tensor) -> list[int]:
 
 
 def served(loader: Any) -> list[int]:
-    return [number for images, _ in loader for number in numbers(images.permute(0, 2, 3, 1))]
+    return [number for images, *_ in loader for number in numbers(images.permute(0, 2, 3, 1))]
 
 
 def trainer(**values: Any) -> Any:
@@ -65,7 +60,11 @@ def trainer(**values: Any) -> Any:
     defaults = {"training": True, "overfit_batches": 0, "current_epoch": 0, "global_rank": 0, "world_size": 1}
     step = values.pop("step", 0)
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    return SimpleNamespace(**{**defaults, **values}, strategy=strategy, fit_loop=SimpleNamespace(batch_idx=step - 1))
+    loop = SimpleNamespace(
+        batch_idx=step - 1,
+        epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(current=SimpleNamespace(ready=step))),
+    )
+    return SimpleNamespace(**{**defaults, **values}, strategy=strategy, num_devices=1, fit_loop=loop)
 
 
 @pytest.fixture(autouse=True)
@@ -239,8 +238,8 @@ def test_training_batches_are_full_and_evaluation_batches_complete():
     data = Numbered({"train": 50, "val": 13, "test": 7}, batch_size=8)
     data.setup("fit")
     data.setup("test")
-    assert [len(targets) for _, targets in data.train_dataloader()] == [8] * 6
-    assert [len(targets) for _, targets in data.val_dataloader()] == [8, 5]
+    assert [len(targets) for _, targets, _ in data.train_dataloader()] == [8] * 6
+    assert [len(targets) for _, targets, _ in data.val_dataloader()] == [8, 5]
     assert served(data.test_dataloader()) == list(range(2000, 2007))
 
 
@@ -249,19 +248,22 @@ def test_a_batch_is_uint8_channels_last_with_its_own_targets():
     data.setup("fit")
     train = data.splits["train"]
     target_of = dict(zip(numbers(train.images), train.targets.tolist(), strict=True))
-    for images, targets in data.train_dataloader():
+    for images, targets, indices in data.train_dataloader():
         assert images.shape == (8, 3, 4, 4)
         assert images.dtype == torch.uint8
         assert images.is_contiguous(memory_format=torch.channels_last)
         assert [target_of[number] for number in numbers(images.permute(0, 2, 3, 1))] == targets.tolist()
+        assert torch.equal(train.images[indices], images.permute(0, 2, 3, 1))
 
 
 def test_one_item_is_what_the_batch_holds():
     arrays = Numbered({"train": 20}).load("train")
     dataset = BatchDataset(arrays)
-    image, target = dataset[13]
+    image, target, index = dataset[13]
     assert torch.equal(image, arrays.images[13].permute(2, 0, 1))
     assert target == arrays.targets[13]
+    assert index == 13
+    assert torch.equal(dataset[20 + 13][0], image), "in epoch 1"
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -312,7 +314,7 @@ def test_overfitting_scores_the_very_batches_it_trains_on():
     data.setup("fit")
     data.trainer = trainer(overfit_batches=2)
     assert served(data.train_dataloader()) == served(data.val_dataloader()) == list(range(60))
-    batch = data.splits["train"].images[:8].permute(0, 3, 1, 2), data.splits["train"].targets[:8]
+    batch = data.splits["train"].images[:8].permute(0, 3, 1, 2), data.splits["train"].targets[:8], torch.arange(8)
     first, second = (data.on_after_batch_transfer(batch, 0)[0] for _ in range(2))
     data.trainer = None
     assert torch.equal(first, data.on_after_batch_transfer(batch, 0)[0]), "and does not augment"
@@ -359,7 +361,7 @@ def test_statistics_are_of_the_training_split_alone_and_come_back_from_a_checkpo
     restored = Numbered({"train": 100, "val": 50, "test": 50})
     restored.use_preprocessing({**state, "mean": [0.1, 0.2, 0.3], "std": [1.0, 2.0, 3.0]})
     images, targets = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2)
-    out = restored.on_after_batch_transfer((images, targets), 0)[0]
+    out = restored.on_after_batch_transfer((images, targets, torch.arange(2)), 0)[0]
     torch.testing.assert_close(out[0, :, 0, 0], torch.tensor([-0.1, -0.1, -0.1]))
     assert restored.loads == [], "a restored normalisation needs no training data"
 
@@ -368,7 +370,7 @@ def augmented(data: ImageDataModule, **where: Any) -> Tensor:
     """One batch of noise as it reaches the model at a place in training."""
     images = torch.randint(0, 256, (32, 3, 12, 12), generator=keyed_generator(0)).to(torch.uint8)
     data.trainer = trainer(**where)
-    return data.on_after_batch_transfer((images, torch.zeros(32)), 0)[0]
+    return data.on_after_batch_transfer((images, torch.zeros(32), torch.arange(32)), 0)[0]
 
 
 def test_augmentation_is_keyed_by_seed_epoch_step_and_rank(monkeypatch: pytest.MonkeyPatch):
@@ -434,12 +436,174 @@ def test_a_real_trainer_augments_step_by_step_as_the_key_says(tmp_path: Any, wor
     loader = data.train_dataloader()
     for epoch in range(2):
         loader.sampler.set_epoch(epoch)
-        for step, (images, _) in enumerate(loader):
+        for step, (images, _, indices) in enumerate(loader):
             generator = keyed_generator(3, epoch, step, 0)
             for transform in (RandomCrop(4), RandomHorizontalFlip()):
-                images = transform(images, generator)
+                images = transform(images, Draw(generator, epoch, indices))
             assert torch.equal(model.seen[epoch, step], to_float(images, mean, std))
     assert len(model.seen) == 6
     val = to_float(data.splits["val"].images.permute(0, 3, 1, 2), mean, std)
     # the sanity check, then two epochs of two batches
     assert torch.equal(torch.cat(model.evaluated[-2:]), val)
+
+
+# ---- starting anywhere
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_goes_on_where_the_trainer_is_although_its_iterator_was_made_before(workers: int):
+    data = Numbered({"train": 60, "val": 10, "test": 10}, batch_size=8, num_workers=workers)
+    data.setup("fit")
+    loader = data.train_dataloader()
+    loader.sampler.set_epoch(4)
+    whole = served(loader)
+    data.trainer = trainer()
+    loader = data.train_dataloader()
+    iterator = iter(loader)  # as Lightning does, before it has restored epoch and position
+    loader.sampler.set_epoch(4)
+    data.trainer.fit_loop.epoch_loop.batch_progress.current.ready = 3
+    assert served(iterator) == whole[3 * 8 :]
+    assert len(loader) == 7, "the length is the whole epoch's"
+    data.trainer.fit_loop.epoch_loop.batch_progress.current.ready = 0
+    assert served(loader) == whole
+
+
+# ---- transforms of single images, and mixing
+
+
+class Noise(v2.Transform):
+    """Adds what each of the global generators gives."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        draw = int(torch.randint(50, ())) + np.random.randint(50) + random.randrange(50)
+        return torch.full_like(image, draw)
+
+
+def noise(workers: int, epochs: int = 2) -> list[list[int]]:
+    data = Numbered({"train": 48, "val": 10, "test": 10}, batch_size=8, num_workers=workers, transforms=[Noise()])
+    data.setup("fit")
+    loader = data.train_dataloader()
+    drawn = []
+    for epoch in range(epochs):
+        loader.sampler.set_epoch(epoch)
+        values = {
+            int(i): int(image[0, 0, 0])
+            for images, _, indices in loader
+            for image, i in zip(images, indices, strict=True)
+        }
+        drawn.append([values[index] for index in sorted(values)])
+    return drawn
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_each_image_has_its_own_randomness_in_each_epoch_for_any_number_of_workers():
+    torch.manual_seed(0)
+    first, second = noise(0)
+    assert first != second
+    assert len(set(first)) > 20, "images of a batch, and batches of different workers, differ"
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    assert [first, second] == noise(0)
+    assert torch.equal(torch.get_rng_state(), before), "the process's own generator is left alone"
+    assert [first, second] == noise(2)
+
+
+def test_only_training_images_are_transformed_and_workers_are_started_for_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lit_project.data.base.usable_cpus", lambda: 3)
+    data = Numbered({"train": 48, "val": 10, "test": 10}, batch_size=8, transforms=[Noise()])
+    data.setup("fit")
+    assert data.train_dataloader().num_workers == 3
+    assert data.val_dataloader().num_workers == 0
+    assert served(data.val_dataloader()) == list(range(1000, 1010))
+
+
+@pytest.mark.parametrize(
+    ("transform", "found"), [(v2.ToDtype(torch.float32, scale=True), "float32"), (v2.ToPILImage(), "Image")]
+)
+def test_a_transform_that_does_not_return_uint8_is_named(transform: v2.Transform, found: str):
+    data = Numbered({"train": 48, "val": 10, "test": 10}, batch_size=8, num_workers=0, transforms=[transform])
+    data.setup("fit")
+    with pytest.raises(InputError, match=rf"data\.transforms turn an image into .*{found}"):
+        next(iter(data.train_dataloader()))
+
+
+def test_mixing_makes_soft_targets_that_depend_on_the_step_alone():
+    def mixed(step: int) -> tuple[Tensor, Tensor]:
+        data = Numbered({"train": 48, "val": 10, "test": 10}, augment=[], mix=[v2.MixUp(), v2.CutMix()])
+        data.setup("fit")
+        data.trainer = trainer(step=step)
+        batch = data.splits["train"].images[:8].permute(0, 3, 1, 2), data.splits["train"].targets[:8], torch.arange(8)
+        plain = data.on_after_batch_transfer(batch, 0)
+        data.trainer.training = False
+        assert data.on_after_batch_transfer(batch, 0)[1] is batch[1], "training only"
+        return plain
+
+    images, targets = mixed(0)
+    assert targets.shape == (8, 3)
+    torch.testing.assert_close(targets.sum(1), torch.ones(8))
+    assert ((targets > 0) & (targets < 1)).any()
+    torch.manual_seed(99)
+    assert torch.equal(mixed(0)[0], images)
+    assert not torch.equal(mixed(1)[0], images)
+
+
+def test_mix_takes_nothing_else():
+    with pytest.raises(InputError, match=r"data\.mix"):
+        Numbered({"train": 10}, mix=[v2.RandomHorizontalFlip()])
+
+
+# ---- placement
+
+
+class Mapped(Numbered):
+    """Images that lie in a file."""
+
+    is_mapped = True
+
+
+def test_data_without_a_file_cannot_stay_on_disk():
+    with pytest.raises(InputError, match=r"data\.placement is disk, but Numbered has no file"):
+        Numbered({"train": 48, "val": 10, "test": 10}, placement="disk").setup("fit")
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 2}, {"transforms": [Noise()]}])
+def test_workers_cannot_read_from_the_device(options: dict[str, Any]):
+    with pytest.raises(InputError, match=r"data\.placement=device"):
+        Numbered({"train": 10}, placement="device", **options)
+
+
+@pytest.mark.parametrize(
+    ("free", "expected", "workers"), [(10_000, "memory", 0), (5_000, "disk", 3), (None, "memory", 0)]
+)
+def test_what_does_not_fit_into_half_of_the_free_memory_stays_on_disk(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    free: int | None,
+    expected: str,
+    workers: int,
+):
+    monkeypatch.setattr("lit_project.data.base.available_memory", lambda: free)
+    monkeypatch.setattr("lit_project.data.base.usable_cpus", lambda: 3)
+    data = Mapped({"train": 80, "test": 10}, batch_size=8)  # 80 images of 4 x 4 x 3 bytes
+    data.setup("fit")
+    assert f"kept in: {expected} (" in caplog.text
+    assert data.train_dataloader().num_workers == workers
+    in_memory = Numbered({"train": 80, "test": 10}, batch_size=8)
+    in_memory.setup("fit")
+    assert data.preprocessing() == in_memory.preprocessing()
+    assert data.fingerprint() == in_memory.fingerprint()
+    with IsolatedRandomness():
+        data.num_workers = 0
+        for ours, theirs in zip(data.train_dataloader(), in_memory.train_dataloader(), strict=True):
+            assert all(map(torch.equal, ours, theirs)), "one batch contract for every placement"
+
+
+def test_the_fingerprint_tells_images_and_splits_apart():
+    def fingerprint(**options: Any) -> dict[str, str]:
+        data = Numbered({"train": 80, "test": 10}, **options)
+        data.setup("fit")
+        return data.fingerprint()
+
+    assert fingerprint() == fingerprint()
+    assert fingerprint()["train"] != fingerprint(split_seed=1)["train"]
+    assert fingerprint()["train"] != fingerprint()["val"]

@@ -208,7 +208,7 @@ def test_val_is_a_stratified_part_of_train_and_fit_leaves_test_alone(make, serve
     assert ours == sorted(image.tobytes() for image in everything)
 
     data.setup("test")
-    images, targets = data.splits["test"]
+    images, targets, _ = data.splits["test"]
     assert images.dtype == torch.uint8
     assert targets.dtype == torch.int64
     assert images.is_contiguous()

@@ -155,7 +155,7 @@ def test_paths_follow_the_images_through_cutting_and_skipping(tmp_path: Path):
         data = ready(tmp_path, on_bad_image="skip", val_fraction=0.25)
     seen = set()
     for split in ("train", "val", "test"):
-        images, targets = data.splits[split]
+        images, targets, _ = data.splits[split]
         paths = data.paths(split)
         assert len(paths) == len(images) == len(targets)
         for path, image, target in zip(paths, images, targets.tolist(), strict=True):
@@ -360,10 +360,10 @@ def test_home_is_expanded_and_root_survives_a_change_of_folder(tmp_path: Path, m
 def test_batches_do_not_depend_on_workers(tmp_path: Path, workers: int):
     make(tmp_path, "train", {"a": 12, "b": 12})
     data = ready(tmp_path, num_workers=workers, batch_size=4)
-    train = [(images.tolist(), targets.tolist()) for images, targets in data.train_dataloader()]
+    train = [(images.tolist(), targets.tolist()) for images, targets, _ in data.train_dataloader()]
     expected = ready(tmp_path, batch_size=4).train_dataloader()
-    assert train == [(images.tolist(), targets.tolist()) for images, targets in expected]
-    assert sum(len(targets) for _, targets in data.test_dataloader()) == len(data.splits["test"].targets)
+    assert train == [(images.tolist(), targets.tolist()) for images, targets, _ in expected]
+    assert sum(len(targets) for _, targets, _ in data.test_dataloader()) == len(data.splits["test"].targets)
 
 
 def test_the_split_is_the_same_in_another_process_with_another_seed(tmp_path: Path):

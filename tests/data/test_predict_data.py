@@ -139,7 +139,7 @@ def test_a_file_is_the_same_input_as_in_training(tmp_path: Path, grayscale: bool
     assert errors == [None] * len(images)
     assert [data.paths[index] for index in indices] == data.paths
     order = [training.paths("train").index(path) for path in data.paths]
-    batch = training.splits["train"].images[order].permute(0, 3, 1, 2), torch.zeros(len(order))
+    batch = training.splits["train"].images[order].permute(0, 3, 1, 2), torch.zeros(len(order)), torch.tensor(order)
     torch.testing.assert_close(images, training.on_after_batch_transfer(batch, 0)[0], rtol=0, atol=0)
 
 

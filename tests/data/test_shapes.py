@@ -51,7 +51,7 @@ def test_images_are_the_same_in_every_process_and_for_every_seed():
 def test_splits_are_balanced_uint8_and_share_no_image(shapes: Shapes10):
     seen: set[bytes] = set()
     for split, size in (("train", shapes.sizes["train"]), ("val", 2_000), ("test", 2_000)):
-        images, targets = shapes.splits[split]
+        images, targets, _ = shapes.splits[split]
         assert images.shape == (size, 32, 32, 3)
         assert images.dtype == torch.uint8
         assert targets.dtype == torch.int64
@@ -75,7 +75,7 @@ def test_num_classes_and_names_are_known_before_anything_is_drawn():
 
 def test_flipping_leaves_the_class_recognisable(shapes: Shapes10):
     """For each class the mean silhouette is its own mirror image, so a flip gives another image of the same class."""
-    images, targets = shapes.splits["train"]
+    images, targets, _ = shapes.splits["train"]
     edges = _silhouettes(images)
     means = torch.stack([edges[targets == label].mean(0) for label in range(10)])
     nearest = torch.cdist(means.flip(-1).flatten(1), means.flatten(1)).argmin(1)
