@@ -19,12 +19,14 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
+from datetime import timedelta
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn, get_origin
+from typing import Any, NamedTuple, NoReturn, get_origin
 
 import lightning as L
+import torch
 import yaml
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -34,11 +36,13 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
-from lit_project.callbacks import PredictionWriter, RunRecord
+from lit_project.callbacks import KeyedRandomness, LastCheckpoint, PredictionWriter, RunRecord
 from lit_project.checkpoints import AtomicCheckpointIO, find_checkpoint, read_checkpoint
 from lit_project.data import ImagesToPredict
 from lit_project.errors import InputError
+from lit_project.hardware import best_precision, keep_freed_memory
 from lit_project.parse_errors import explain
+from lit_project.resume import newest_run_of, refuse_changes, run_to_continue
 
 PACKAGE = Path(__file__).parent
 #: A checkout keeps the configs beside the package, an installed wheel inside it.
@@ -49,7 +53,20 @@ DATA_FACTS = ("num_classes", "class_names", "in_channels", "image_size")
 RUN_DIR = "{run_dir}"
 COMMAND = f"python -m {__package__}.cli"
 #: Options that say what to do with a run, not what it is made of: they are not part of its config.
-ACTION_KEYS = ("config", "ckpt_path", "images", "output")
+ACTION_KEYS = ("config", "ckpt_path", "images", "output", "force_resume")
+
+
+class Start(NamedTuple):
+    """What a command starts from."""
+
+    #: The checkpoint, as read from its file, without the weights.
+    checkpoint: dict[str, Any] | None
+    #: Config files below any that the command line names.
+    default_configs: list[Path]
+    #: The last parts of the names of all model arguments that were given, not left at their defaults.
+    given: set[str]
+    #: The folder of the run that a fit continues.
+    run_dir: Path | None = None
 
 
 class Parser(LightningArgumentParser):
@@ -64,17 +81,12 @@ class Parser(LightningArgumentParser):
 
 
 class CLI(LightningCLI):
-    """LightningCLI with a run folder, named default callbacks and loggers, and self-contained checkpoints.
+    """LightningCLI with a run folder, named default callbacks and loggers, and self-contained checkpoints."""
 
-    Args:
-        checkpoint: the checkpoint to start from, as read from its file.
-        default_configs: config files below any that the command line names.
-        given: the last parts of the names of all model arguments that were given, not left at their defaults.
-    """
-
-    def __init__(self, checkpoint: dict[str, Any] | None, default_configs: list[Path], given: set[str]) -> None:
-        self.checkpoint = checkpoint
-        self.given = given
+    def __init__(self, start: Start) -> None:
+        self.checkpoint = start.checkpoint
+        self.given = start.given
+        self.continued = start.run_dir
         self.run_dir: Path | None = None
         try:
             super().__init__(
@@ -88,7 +100,7 @@ class CLI(LightningCLI):
                 # an abbreviated option would be understood by the parser, but not where argv is searched for one
                 parser_kwargs={"prog": COMMAND, "allow_abbrev": False}
                 | {
-                    name: {"default_config_files": [str(path) for path in default_configs], "allow_abbrev": False}
+                    name: {"default_config_files": [str(path) for path in start.default_configs], "allow_abbrev": False}
                     for name in self.subcommands()
                 },
             )
@@ -117,6 +129,9 @@ class CLI(LightningCLI):
 
     def setup_parser(self, *args: Any) -> None:
         super().setup_parser(*args)
+        self._parser("fit").add_argument(
+            "--force_resume", type=bool, default=False, help="Resume with settings that change the optimisation."
+        )
         predict = self._parser("predict")
         predict.add_argument("--images", type=str | list[str] | None, help="An image file, a folder, or a glob.")
         predict.add_argument("--output", type=str | None, help="The CSV file to write. Default: in the run folder.")
@@ -157,6 +172,12 @@ class CLI(LightningCLI):
         config = {**self._get(self.config_init, "trainer"), **kwargs, "default_root_dir": str(self.run_dir)}
         if config["logger"] in (None, True):
             config["logger"] = self.subcommand != "predict" and self._named("loggers")
+        device = _device(config["accelerator"])
+        if config["precision"] is None:
+            config["precision"], reason = best_precision(device)
+            rank_zero_info(f"trainer.precision: {config['precision']}, as {reason}.")
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision("high")  # TF32
         config["callbacks"] = self._callbacks(config)
         plugins = config["plugins"] or []
         plugins = plugins if isinstance(plugins, list) else [plugins]
@@ -180,8 +201,8 @@ class CLI(LightningCLI):
             unwanted.append(ProgressBar)
         if self.subcommand != "fit" and not _any_is(own, ModelCheckpoint):
             trainer_config["enable_checkpointing"] = False
-        if trainer_config["enable_checkpointing"] is False:
-            unwanted.append(ModelCheckpoint)
+        if trainer_config["enable_checkpointing"] is False or trainer_config["fast_dev_run"]:
+            unwanted += [ModelCheckpoint, LastCheckpoint]
         named = [callback for callback in self._named("callbacks") if not isinstance(callback, tuple(unwanted))]
         for callback in named:
             if (
@@ -193,8 +214,12 @@ class CLI(LightningCLI):
                     f"callbacks: {callback.save_top_k} checkpoints of the one name {callback.filename!r} would replace "
                     "each other. Give them a name such as --callbacks.best.filename='{epoch}'."
                 )
+            if isinstance(callback, LastCheckpoint) and trainer_config["max_time"] is not None:
+                # Lightning's limit ends the run with a validation that an uninterrupted one would not have had
+                callback.max_seconds = _time_limit(trainer_config["max_time"])
+                trainer_config["max_time"] = None
         # the default checkpoints come first: trainer.checkpoint_callback is the first of its kind
-        callbacks = [*named, *own, RunRecord(self.run_config)]
+        callbacks = [*named, *own, KeyedRandomness(), RunRecord(self.run_config)]
         if self.subcommand == "predict":
             output = self.config.predict.output or f"{self.run_dir}/predictions.csv"
             self.writer = PredictionWriter(_output_file(output))
@@ -245,12 +270,16 @@ class CLI(LightningCLI):
             config.pop(key, None)
         dump = self._parser(self.subcommand).dump(config, skip_none=False, skip_validation=True, format="yaml")
         self.run_config = yaml.safe_load(dump)
+        if self.subcommand == "fit" and self.checkpoint and not self.config.fit.force_resume:
+            refuse_changes(self.checkpoint.get("config") or {}, self.run_config)
         root = Path(config.trainer.default_root_dir or "runs").expanduser().absolute()
-        folder = root / f"{self.subcommand}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        job = f"-job{os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
+        name = f"{self.subcommand}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}{job}"
+        folder = self.continued or root / name
         if _is_rank_zero():  # the other ranks get every path they write to from the first
             try:
-                folder.mkdir(parents=True)
-                (folder / "config.yaml").write_text(yaml.safe_dump(self.run_config, sort_keys=False))
+                folder.mkdir(parents=True, exist_ok=self.continued is not None)
+                _write_config(folder / "config.yaml", yaml.safe_dump(self.run_config, sort_keys=False))
             except OSError as error:
                 raise InputError(
                     f"The run's folder {folder} cannot be made: {error.strerror}. Choose where runs go with "
@@ -259,6 +288,24 @@ class CLI(LightningCLI):
         self.run_dir = folder
 
     # ---- subcommands: what is said before and after Lightning does the work
+
+    def fit(self, **kwargs: Any) -> None:
+        """Train, unless the run that is resumed has come to its end."""
+        if self.continued and self.checkpoint:
+            for logger in self.trainer.loggers:
+                if hasattr(logger, "resume_at"):
+                    logger.resume_at(self.checkpoint["global_step"])
+        self.stopped_early = self.continued is not None and self._has_stopped_early()
+        if not self.stopped_early:
+            keep_freed_memory()
+            self.trainer.fit(**kwargs)
+
+    def _has_stopped_early(self) -> bool:
+        states = (self.checkpoint or {}).get("callbacks", {})
+        return any(
+            callback.state_key in states and states[callback.state_key]["wait_count"] >= callback.patience
+            for callback in self.trainer.early_stopping_callbacks
+        )
 
     def before_predict(self) -> None:
         preprocessing = (self.checkpoint or {}).get("preprocessing")
@@ -275,15 +322,21 @@ class CLI(LightningCLI):
 
     @rank_zero_only
     def after_fit(self) -> None:
+        if self.checkpoint and "loops" in self.checkpoint and not self._trained():
+            reason = "early stopping ended it" if self.stopped_early else "it is at its planned end"
+            print(
+                f"\nNothing was trained: the run is finished, as {reason}. To go on, raise "
+                + ("--callbacks.early_stopping.patience." if self.stopped_early else "--trainer.max_epochs.")
+            )
+            return
         written = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]
         best = next((c for c in written if c.monitor and c.best_model_score is not None), None)
-        if written and not any(Path(c.best_model_path).is_relative_to(str(c.dirpath)) for c in written):
-            print("\nNothing was trained: the checkpoint is at the planned end. Raise --trainer.max_epochs to go on.")
-            return
-        if not written:
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        last = next((c.path for c in callbacks if isinstance(c, LastCheckpoint)), None)
+        if not written and (last is None or not last.is_file()):
             print(f"\nRun folder: {_short(self.run_dir)} (no checkpoint was written)")
             return
-        checkpoint = Path((best or written[-1]).best_model_path)
+        checkpoint = Path(best.best_model_path if best else last or written[-1].best_model_path)
         if best:
             print(f"\nBest checkpoint: {_short(checkpoint)} ({best.monitor} {best.best_model_score:.4f})")
         else:
@@ -296,6 +349,9 @@ class CLI(LightningCLI):
             "train on your images": "fit --config configs/image_folder.yaml --data.root FOLDER",
         }.items():
             print(f"  {step + ':':22}{command} {arguments}")
+
+    def _trained(self) -> bool:
+        return self.trainer.global_step > (self.checkpoint or {})["global_step"]
 
     @rank_zero_only
     def after_test(self) -> None:
@@ -313,14 +369,14 @@ def main() -> None:
     _quieten()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            checkpoint, configs, given = _prepare(sys.argv, Path(folder))
+            start = _prepare(sys.argv, Path(folder))
         except Exception as error:
             fail(error)
-        CLI(checkpoint, configs, given)
+        CLI(start)
 
 
-def _prepare(argv: list[str], folder: Path) -> tuple[dict[str, Any] | None, list[Path], set[str]]:
-    """Resolve config and checkpoint paths in ``argv`` in place; return the arguments of ``CLI``."""
+def _prepare(argv: list[str], folder: Path) -> Start:
+    """Resolve config and checkpoint paths in ``argv`` in place."""
     for index, argument in enumerate(argv):
         option, _, value = argument.partition("=")
         if option in ("-c", "--config"):
@@ -339,16 +395,24 @@ def _prepare(argv: list[str], folder: Path) -> tuple[dict[str, Any] | None, list
     names = {argument.split("=")[0].rsplit(".", 1)[-1] for argument in argv if argument.startswith("--model.")}
     names |= {name for config in in_files for name in _leaf_names(config.get("model"))}
     wanted = given.ckpt_path or next((c["ckpt_path"] for c in reversed(in_files) if c.get("ckpt_path")), None)
-    if wanted in (None, "null") or subcommand is None:
-        return None, configs, names
     trainers = [c["trainer"] for c in reversed(in_files) if isinstance(c.get("trainer"), dict)]
     roots = [trainer.get("default_root_dir") for trainer in trainers]
     runs = Path(given.runs or next(filter(None, roots), "runs")).expanduser()
-    path = find_checkpoint(wanted, runs, default="last" if subcommand == "fit" else "best").absolute()
+    if wanted is None and subcommand == "fit" and int(os.environ.get("SLURM_RESTART_COUNT", 0)):
+        # a requeued job is started with the same command, and goes on where it was
+        started = sorted(runs.glob(f"*-job{os.environ.get('SLURM_JOB_ID')}/checkpoints/last.ckpt"))
+        wanted = str(started[-1]) if started else None
+    if wanted in (None, "null") or subcommand is None:
+        return Start(None, configs, names)
+    if wanted == "last" and subcommand == "fit":
+        path = newest_run_of(in_files, runs).absolute()
+    else:
+        path = find_checkpoint(wanted, runs, default="last" if subcommand == "fit" else "best").absolute()
     if wanted in ("best", "last"):
         rank_zero_info(f"--ckpt_path {wanted}: {_short(path)}")
     argv.append(f"--ckpt_path={path}")  # the last one wins
     checkpoint = read_checkpoint(path)
+    continued = run_to_continue(path, checkpoint) if subcommand == "fit" else None
     del checkpoint["state_dict"]  # Lightning reads the weights again; here they would only take memory
     config = checkpoint.get("config")
     if not isinstance(config, dict) and not given.config:
@@ -366,7 +430,32 @@ def _prepare(argv: list[str], folder: Path) -> tuple[dict[str, Any] | None, list
             rank_zero_info("The checkpoint's config was written by other code:\n  " + "\n  ".join(changes))
         configs.append(folder / "checkpoint.yaml")
         configs[-1].write_text(yaml.safe_dump(config))
-    return checkpoint, configs, names
+    return Start(checkpoint, configs, names, continued)
+
+
+def _write_config(file: Path, text: str) -> None:
+    """Write a run's config; one that is there and differs is kept beside it, under a number."""
+    if file.is_file() and file.read_text() != text:
+        number = 1 + len(list(file.parent.glob("config-*.yaml")))
+        file.replace(file.with_name(f"config-{number}.yaml"))
+    file.write_text(text)
+
+
+def _device(accelerator: Any) -> torch.device:
+    """The kind of device that Lightning takes for ``trainer.accelerator``."""
+    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+        return torch.device("cuda")
+    if accelerator in ("auto", "gpu", "mps") and torch.backends.mps.is_available():
+        return torch.device("mps")
+    return torch.device("cpu")
+
+
+def _time_limit(limit: str | timedelta | dict[str, int]) -> float:
+    """``trainer.max_time`` in each of the forms that Lightning takes, in seconds."""
+    if isinstance(limit, str):
+        days, hours, minutes, seconds = map(int, limit.split(":"))
+        limit = {"days": days, "hours": hours, "minutes": minutes, "seconds": seconds}
+    return (timedelta(**limit) if isinstance(limit, dict) else limit).total_seconds()
 
 
 def _leaf_names(config: Any) -> Iterator[str]:

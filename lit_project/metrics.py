@@ -9,11 +9,14 @@ AUROC is exact and keeps the epoch's probabilities: 4 bytes a sample and class, 
 """
 
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics import MeanMetric, Metric, MetricCollection
 from torchmetrics.classification import (
     MulticlassAccuracy,
     MulticlassAUROC,
@@ -69,6 +72,7 @@ class EpochMetrics(nn.Module):
                 "auroc": MacroAUROC(num_classes),
             },
             prefix=f"{stage}/",
+            compute_groups=False,  # they share no state
         )
         self.confusion = MulticlassConfusionMatrix(num_classes, validate_args=False) if stage == "test" else None
         self._buffer: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -97,6 +101,31 @@ class EpochMetrics(nn.Module):
         matrix = self.confusion.compute()
         self.confusion.reset()
         return matrix
+
+    def snapshot(self) -> dict[str, Any]:
+        """What has been seen of an epoch that is not over, as plain values for a checkpoint."""
+        states: dict[str, Any] = {}
+        for name, metric in self._metrics():
+            for state in metric._defaults:
+                value = getattr(metric, state)
+                states[f"{name}.{state}"] = list(value) if isinstance(value, list) else value.clone()
+        # not flushed into the metrics: sums would come out otherwise in their last digits than without a checkpoint
+        return {"states": states, "buffer": list(self._buffer)}
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go on from a snapshot, in place of what has been seen."""
+        self.reset()
+        device = self.loss.device
+        for name, metric in self._metrics():
+            for state in metric._defaults:
+                setattr(metric, state, move_data_to_device(snapshot["states"][f"{name}.{state}"], device))
+            metric._update_count = 1  # or computing it would warn that it has seen nothing
+        self._buffer = move_data_to_device(snapshot["buffer"], device)
+        self._buffered = sum(len(targets) for _, targets, _ in self._buffer)
+
+    def _metrics(self) -> Iterator[tuple[str, Metric]]:
+        yield "loss", self.loss
+        yield from self.scores.items(keep_base=True)
 
     def reset(self) -> None:
         """Forget everything, as before an epoch."""

@@ -16,10 +16,13 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 
 from lit_project.errors import InputError
+from lit_project.gradient_checkpointing import checkpoint_blocks
 from lit_project.metrics import EpochMetrics
 
 #: Scheduler arguments that count its steps; -1 (or OneCycleLR's own default, null) stands for the whole training.
 _LENGTH_ARGUMENTS = ("T_max", "total_steps", "total_iters")
+#: Images that a network may be initialised from.
+_SAMPLE_SIZE = 5000
 
 
 class ImageClassifier(L.LightningModule):
@@ -39,6 +42,12 @@ class ImageClassifier(L.LightningModule):
             number of training images), or one number a class.
         num_classes: number of classes.
         class_names: their names, in index order; kept in the checkpoint.
+        gradient_checkpointing: compute each block's activations again in the backward pass instead of keeping them:
+            about a third slower, and memory for a batch several times as large.
+        compile: compile the network with ``torch.compile``: false, true, or its ``mode``, such as ``max-autotune``.
+        test_time_augmentation: average the logits over several views of each image in test and prediction, which takes
+            as many times as long: ``none``; ``flip``: 2 views, as it is and mirrored; ``flip_shift``: 6 views, both also
+            shifted one pixel up left and down right.
 
     Raises:
         InputError: class weights or names that do not fit ``num_classes``; data with other classes than the model's.
@@ -54,6 +63,9 @@ class ImageClassifier(L.LightningModule):
         class_weights: Literal["none", "balanced"] | list[float] = "none",
         num_classes: int = 10,
         class_names: list[str] | None = None,
+        gradient_checkpointing: bool = False,
+        compile: bool | str = False,
+        test_time_augmentation: Literal["none", "flip", "flip_shift"] = "none",
     ) -> None:
         super().__init__()
         # From the command line Lightning substitutes the plain config for the arguments, and the checkpoint can rebuild
@@ -74,11 +86,17 @@ class ImageClassifier(L.LightningModule):
         self.class_weights = class_weights
         self.num_classes = num_classes
         self.class_names = class_names
+        self.compile_mode = compile
+        self.test_time_augmentation = test_time_augmentation
+        if gradient_checkpointing:
+            checkpoint_blocks(self.network)
         # one object a stage, so that a validation in mid-epoch leaves the training metrics alone
         self.train_metrics = EpochMetrics(num_classes, "train")
         self.val_metrics = EpochMetrics(num_classes, "val")
         self.test_metrics = EpochMetrics(num_classes, "test")
         self.register_buffer("loss_weight", None, persistent=False)
+        # the lengths, in a resumed checkpoint, of a schedule that spans the whole run
+        self._saved_lengths: dict[str, int] = {}
 
     def forward(self, images: Tensor) -> Tensor:
         """Float images ``[B, C, H, W]`` to float32 logits ``[B, num_classes]``.
@@ -104,33 +122,44 @@ class ImageClassifier(L.LightningModule):
             )
         if stage == "fit" and self.class_weights != "none":
             self.loss_weight = self._loss_weight()
+        if self.compile_mode:
+            # in place, so that the names in checkpoints stay those of the plain network
+            self.network.compile(mode=None if self.compile_mode is True else self.compile_mode)
 
-    # ---- steps: a batch is (images float32 [B, C, H, W], targets int64 [B])
+    # ---- steps: a batch is (images float32 [B, C, H, W], targets int64 [B], or float32 [B, num_classes] when mixed)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, targets = batch
         logits = self(images)
         loss = F.cross_entropy(logits, targets, weight=self.loss_weight, label_smoothing=self.label_smoothing)
-        self.train_metrics.update(logits, targets, loss)
+        self.train_metrics.update(logits, targets if targets.ndim == 1 else targets.argmax(1), loss)
         if self._logs_this_step():
             self.log("train/loss_step", loss.detach(), prog_bar=True)
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self._evaluate(batch, self.val_metrics)
+        self._evaluate(self(batch[0]), batch[1], self.val_metrics)
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self._evaluate(batch, self.test_metrics)
+        self._evaluate(self._logits_over_views(batch[0]), batch[1], self.test_metrics)
 
     def predict_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         """Class probabilities ``[B, num_classes]``, float32."""
-        return self(batch[0]).softmax(dim=1)
+        return self._logits_over_views(batch[0]).softmax(dim=1)
 
-    def _evaluate(self, batch: tuple[Tensor, Tensor], metrics: EpochMetrics) -> None:
-        images, targets = batch
-        logits = self(images)
+    def _evaluate(self, logits: Tensor, targets: Tensor, metrics: EpochMetrics) -> None:
         # neither smoothed nor weighted, so that it compares across runs with other training losses
         metrics.update(logits, targets, F.cross_entropy(logits, targets))
+
+    def _logits_over_views(self, images: Tensor) -> Tensor:
+        if self.test_time_augmentation == "none":
+            return self(images)
+        views = [images]
+        if self.test_time_augmentation == "flip_shift":
+            height, width = images.shape[2:]
+            padded = F.pad(images, (1, 1, 1, 1), mode="reflect")
+            views += [padded[..., :height, :width], padded[..., 2:, 2:]]
+        return torch.stack([self(view) for plain in views for view in (plain, plain.flip(-1))]).mean(dim=0)
 
     # ---- epochs
 
@@ -208,13 +237,26 @@ class ImageClassifier(L.LightningModule):
             return []
         return [name for name in _LENGTH_ARGUMENTS if arguments.get(name, 0) in (-1, None)]
 
+    def on_fit_start(self) -> None:
+        """Let a network that begins from the data, such as by whitening it, see some thousand images."""
+        initialise = getattr(self.network, "init_from_data", None)
+        images = getattr(self._datamodule, "sample_images", None)
+        # a resumed run, or one that starts from given weights, has them already
+        if initialise is not None and images is not None and not self.trainer.ckpt_path:
+            initialise(images(_SAMPLE_SIZE).to(self.device))
+
     def on_train_start(self) -> None:
         """Put a resumed run's learning rate on the schedule of its present length.
 
         The schedulers of torch derive a rate from the one before, so after a run of two epochs has ended at rate 0, a
         third epoch would stay there.
         """
-        if not self._open_lengths or self.trainer.global_step == 0:
+        lengths = {
+            name: getattr(config.scheduler, name, None)
+            for config in self.trainer.lr_scheduler_configs
+            for name in self._saved_lengths
+        }
+        if lengths == self._saved_lengths:  # computing a rate anew would change its last digits
             return
         for config in self.trainer.lr_scheduler_configs:
             scheduler: Any = config.scheduler
@@ -227,16 +269,21 @@ class ImageClassifier(L.LightningModule):
 
     # ---- checkpoints
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what the metrics of a half-finished epoch have seen."""
+        checkpoint["train_metrics"] = self.train_metrics.snapshot()
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse weights of another network, with the difference in words; give a schedule this run's length.
 
         Raises:
             InputError: missing, unexpected or differently shaped weights.
         """
-        if self._open_lengths:
-            for state in checkpoint.get("lr_schedulers", []):
-                for name in (*self._open_lengths, "_schedule_phases"):  # the phases of OneCycleLR have the same length
-                    state.pop(name, None)
+        for state in checkpoint.get("lr_schedulers", []) if self._open_lengths else []:
+            self._saved_lengths = {name: state.pop(name) for name in self._open_lengths if name in state}
+            state.pop("_schedule_phases", None)  # of OneCycleLR: they have the same length
+        if "train_metrics" in checkpoint:
+            self.train_metrics.restore(checkpoint["train_metrics"])
         self._apply_changed_optimizer_arguments(checkpoint)
         if "state_dict" not in checkpoint:  # FSDP has loaded and checked it already
             return

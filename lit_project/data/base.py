@@ -188,6 +188,12 @@ class ImageDataModule(L.LightningDataModule):
         """Number of training images of each class, int64 ``[num_classes]``. Known after ``setup``."""
         return torch.bincount(self.splits["train"].targets, minlength=self.num_classes)
 
+    def sample_images(self, count: int) -> Tensor:
+        """About ``count`` training images spread evenly, normalised: float32 ``[N, C, H, W]``."""
+        train = self.splits["train"]
+        indices = torch.arange(len(train.targets))[:: max(1, len(train.targets) // count)]
+        return self._normalise(train.select(indices.to(train.targets.device)).images.permute(0, 3, 1, 2))
+
     def fingerprint(self) -> dict[str, str]:
         """A short hash of each loaded split: of its targets, and of some hundred of its images."""
         found: dict[str, str] = {}

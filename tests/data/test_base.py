@@ -529,7 +529,7 @@ def test_a_transform_that_does_not_return_uint8_is_named(transform: v2.Transform
 
 def test_mixing_makes_soft_targets_that_depend_on_the_step_alone():
     def mixed(step: int) -> tuple[Tensor, Tensor]:
-        data = Numbered({"train": 48, "val": 10, "test": 10}, augment=[], mix=[v2.MixUp(), v2.CutMix()])
+        data = Numbered({"train": 48, "val": 10, "test": 10}, augment=[], mix=[v2.MixUp(), v2.MixUp(alpha=0.5)])
         data.setup("fit")
         data.trainer = trainer(step=step)
         batch = data.splits["train"].images[:8].permute(0, 3, 1, 2), data.splits["train"].targets[:8], torch.arange(8)

@@ -1,0 +1,41 @@
+"""What the machine is good at, and what it needs to be told for it."""
+
+import ctypes
+import platform
+
+import torch
+
+
+def best_precision(device: torch.device) -> tuple[str, str]:
+    """Lightning's ``precision`` for a device, and the reason.
+
+    bfloat16 keeps float32's range, so it needs no loss scaling; where the processor computes in it natively it doubles
+    or triples the speed, elsewhere it is emulated and slower.
+    """
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        if major >= 8:
+            return "bf16-mixed", f"compute capability {major}.{minor} has bfloat16"
+        return "32-true", f"compute capability {major}.{minor} has no bfloat16"
+    if device.type == "cpu":
+        if torch.cpu._is_amx_tile_supported():
+            return "bf16-mixed", "the CPU has AMX"
+        if torch.cpu._is_avx512_bf16_supported():
+            return "bf16-mixed", "the CPU has AVX512-BF16"
+        return "32-true", "the CPU has no native bfloat16"
+    return "32-true", f"the safe choice on {device.type}"
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep freed memory for the next step instead of giving it back to the system.
+
+    By default each large activation is mapped afresh and unmapped again in every step, and the system zeroes its pages
+    each time. It costs no more memory than the largest step needs anyway. Does nothing elsewhere than on Linux with
+    glibc. Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return
+    trim_threshold, mmap_max = -1, -4
+    libc = ctypes.CDLL(None)
+    libc.mallopt(trim_threshold, 2**31 - 1)
+    libc.mallopt(mmap_max, 0)

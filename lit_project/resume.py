@@ -1,0 +1,108 @@
+"""Which run a checkpoint belongs to, and whether it can go on with other settings."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_project.checkpoints import read_checkpoint
+from lit_project.errors import InputError
+
+# Settings that leave the result of an optimisation as it is: how fast it runs, where it runs, and what is scored.
+_HARMLESS = {"num_workers", "placement", "root", "data_dir", "cache_dir", "compile", "gradient_checkpointing"}
+_HARMLESS |= {"test_time_augmentation", "class_names", "num_test"}
+# Settings of the trainer that do not.
+_TRAINER = {"accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "limit_train_batches"}
+_TRAINER |= {"overfit_batches"}
+_MAX_LISTED = 12
+
+
+def run_to_continue(path: Path, checkpoint: dict[str, Any]) -> Path | None:
+    """The folder of the run that wrote a checkpoint, if the run has come no further than it.
+
+    From an earlier checkpoint, such as a best one, a run of its own starts, so that nothing is overwritten.
+    """
+    folder = path.parent.parent
+    last = path.parent / "last.ckpt"
+    if "loops" not in checkpoint or not (folder / "config.yaml").is_file():
+        return None
+    if last.is_file() and last != path and read_checkpoint(last)["global_step"] > checkpoint["global_step"]:
+        return None
+    return folder
+
+
+def newest_run_of(configs: list[dict[str, Any]], runs: Path) -> Path:
+    """The newest run that has a ``last.ckpt`` and was started with what the given config files say of data and model.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = sorted(runs.glob("*/checkpoints/last.ckpt"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in found:
+        saved = path.parent.parent / "config.yaml"
+        had = dict(_leaves(yaml.safe_load(saved.read_text()))) if saved.is_file() else {}
+        wanted = {key: value for config in configs for key, value in _leaves(_optimisation(config))}
+        if all(_same(had.get(key), value) for key, value in wanted.items()):
+            return path
+    have = f"none of the {len(found)} runs there has this config" if found else "no run there has a checkpoint"
+    raise InputError(
+        f"--ckpt_path last: there is nothing to go on from in {runs.resolve()}: {have} 'last.ckpt'. Start anew without "
+        "--ckpt_path, or give the path of a checkpoint file or of a run folder."
+    )
+
+
+def refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to go on with settings that change what is optimised, or how.
+
+    Args:
+        before: the resolved config in the checkpoint.
+        now: the resolved config of this run.
+
+    Raises:
+        InputError: some differ; the message lists them.
+    """
+    old, new = dict(_leaves(_optimisation(before))), dict(_leaves(_optimisation(now)))
+    differing = [
+        f"{key}: {old.get(key)} -> {new.get(key)}"
+        for key in sorted(old.keys() | new.keys())
+        if key.rsplit(".", 1)[-1] not in _HARMLESS and not _same(old.get(key), new.get(key))
+    ]
+    if differing:
+        more = [f"and {len(differing) - _MAX_LISTED} more"] if len(differing) > _MAX_LISTED else []
+        listed = "\n  ".join(differing[:_MAX_LISTED] + more)
+        raise InputError(
+            f"The run was started with other settings, and would become a mixture of both:\n  {listed}\nLeave them as "
+            "they were (the checkpoint brings them), or go on all the same with --force_resume=true."
+        )
+
+
+def _optimisation(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a config that decides on the trained weights."""
+    trainer = config.get("trainer") or {}
+    part: dict[str, Any] = {key: config[key] for key in ("seed_everything", "model", "data") if key in config}
+    part["trainer"] = {key: trainer[key] for key in _TRAINER if key in trainer}
+    ema = (config.get("callbacks") or {}).get("ema")
+    return part | ({"callbacks": {"ema": ema}} if ema else {})
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, part in value.items():
+            below = key if name == "init_args" else f"{key}.{name}".lstrip(".")
+            yield from _leaves(part, below)
+    else:
+        yield key.removesuffix(".class_path"), value
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal, also when one of two class paths is short, or a number in the form that YAML takes for text."""
+    if one == other or (isinstance(one, bool) or isinstance(other, bool)):
+        return bool(one == other)
+    if isinstance(one, str) and isinstance(other, str):
+        short, long = sorted((one, other), key=len)
+        return long.endswith(f".{short}")
+    try:
+        return float(one) == float(other)
+    except (TypeError, ValueError):
+        return False
