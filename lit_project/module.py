@@ -25,6 +25,13 @@ _LENGTH_ARGUMENTS = ("T_max", "total_steps", "total_iters")
 _SAMPLE_SIZE = 5000
 
 
+class _Factory(partial[Any]):
+    """What makes an optimiser or scheduler; copies of the module, such as an average of its weights, share it."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Factory":
+        return self  # what jsonargparse makes cannot be copied
+
+
 class ImageClassifier(L.LightningModule):
     """Trains any network that maps images ``[B, C, H, W]`` to logits ``[B, num_classes]``.
 
@@ -46,8 +53,8 @@ class ImageClassifier(L.LightningModule):
             about a third slower, and memory for a batch several times as large.
         compile: compile the network with ``torch.compile``: false, true, or its ``mode``, such as ``max-autotune``.
         test_time_augmentation: average the logits over several views of each image in test and prediction, which takes
-            as many times as long: ``none``; ``flip``: 2 views, as it is and mirrored; ``flip_shift``: 6 views, both also
-            shifted one pixel up left and down right.
+            as many times as long: ``none``; ``flip``: 2 views, as it is and mirrored; ``flip_shift``: 6 views, both
+            also shifted one pixel up left and down right.
 
     Raises:
         InputError: class weights or names that do not fit ``num_classes``; data with other classes than the model's.
@@ -79,8 +86,8 @@ class ImageClassifier(L.LightningModule):
                 raise InputError(f"model.{name} has {len(values)} entries, but there are {num_classes} classes.")
         # channels last is the layout convolutions are fastest in, and the one batches arrive in
         self.network = network.to(memory_format=torch.channels_last)
-        self.optimizer = optimizer
-        self.scheduler = scheduler
+        self.optimizer = _Factory(optimizer)
+        self.scheduler = _Factory(scheduler) if scheduler is not None else None
         self.scheduler_interval = scheduler_interval
         self.label_smoothing = label_smoothing
         self.class_weights = class_weights
@@ -232,7 +239,7 @@ class ImageClassifier(L.LightningModule):
     @property
     def _open_lengths(self) -> list[str]:
         """The scheduler arguments that stand for the whole run."""
-        arguments = self.scheduler.keywords if isinstance(self.scheduler, partial) else {}
+        arguments = self.scheduler.keywords if self.scheduler is not None else {}
         if arguments.get("epochs") is not None:  # OneCycleLR(epochs=..., steps_per_epoch=...) gives its length itself
             return []
         return [name for name in _LENGTH_ARGUMENTS if arguments.get(name, 0) in (-1, None)]

@@ -58,9 +58,13 @@ class ThroughputBar(ProgressBar):
         self._first_step = trainer.global_step
         self._speed = ""
         self._open()
+        self._begin_epoch(trainer)  # a run that is resumed in mid-epoch does not start one
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._end_epoch(trainer, pl_module)
+        self._begin_epoch(trainer)
+
+    def _begin_epoch(self, trainer: L.Trainer) -> None:
         self._epoch = trainer.current_epoch + 1
         self._images, self._waited, self._window_start = 0, 0.0, time.perf_counter()
         self._step_end = self._window_start
