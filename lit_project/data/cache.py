@@ -47,7 +47,7 @@ _VERSION = 1
 _UNUSED_SECONDS = 30 * 24 * 3600
 # where there is no terminal for a progress bar
 _SECONDS_BETWEEN_LINES = 10
-# lets a mapping be larger than the memory; has no name before Python 3.13
+# lets a mapping be larger than the memory; not every Python has a name for it
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
