@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import logging
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -54,6 +55,10 @@ RUN_DIR = "{run_dir}"
 COMMAND = f"python -m {__package__}.cli"
 #: Options that say what to do with a run, not what it is made of: they are not part of its config.
 ACTION_KEYS = ("config", "ckpt_path", "images", "output", "force_resume")
+# jsonargparse reads 1e3 as a number, but PyYAML writes it without quotes: a class of that name would come back as 1000
+yaml.SafeDumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 class Start(NamedTuple):
@@ -259,9 +264,10 @@ class CLI(LightningCLI):
                     f"{optimizer.class_path} takes over the learning rate {optimizer.init_args.get('lr')} that was set "
                     f"for {default}. Give it one of its own with --model.optimizer.lr."
                 )
-        # the size that was found is kept, so that other images are later brought to the same
-        if "image_size" in facts and config.data.get("init_args", {}).get("image_size", 0) is None:
-            config.data.init_args.image_size = facts["image_size"]
+        # what was found is kept, so that other images are later brought to the same size and have the same classes
+        for name, fact in facts.items():
+            if config.data.get("init_args", {}).get(name, 0) is None:
+                config.data.init_args[name] = fact
 
     def _open_run_folder(self) -> None:
         """Make a new folder for this run and keep its resolved config there, as plain values."""

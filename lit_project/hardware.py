@@ -2,6 +2,7 @@
 
 import ctypes
 import platform
+from pathlib import Path
 
 import torch
 
@@ -24,6 +25,15 @@ def best_precision(device: torch.device) -> tuple[str, str]:
             return "bf16-mixed", "the CPU has AVX512-BF16"
         return "32-true", "the CPU has no native bfloat16"
     return "32-true", f"the safe choice on {device.type}"
+
+
+def available_memory() -> int | None:
+    """Bytes that can be allocated without swapping; ``None`` where the system does not say (macOS, Windows)."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def keep_freed_memory() -> None:

@@ -1,7 +1,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -67,6 +67,14 @@ def start(cwd: Path, *arguments: str) -> subprocess.Popen[str]:
 def runs(folder: Path, pattern: str = "*") -> list[Path]:
     """The run folders below ``folder``, oldest first."""
     return sorted((folder / "runs").glob(pattern), key=lambda path: path.stat().st_mtime)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def image_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is decoded in the test's own process does not go to the user's cache folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LIT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture

@@ -23,8 +23,9 @@ from torchvision.transforms import v2
 
 from lit_project.data.augment import BatchTransform, Draw, RandomCrop, RandomHorizontalFlip, to_float
 from lit_project.data.batches import Arrays, Batch, BatchDataset, ShardedSampler, TrainLoader, keep_batch
-from lit_project.data.decode import available_memory, usable_cpus
+from lit_project.data.decode import usable_cpus
 from lit_project.errors import InputError
+from lit_project.hardware import available_memory
 from lit_project.seeding import (
     IsolatedRandomness,
     WorkerSeeder,
@@ -154,6 +155,7 @@ class ImageDataModule(L.LightningDataModule):
         self.mix = mix or []
         self.placement = placement
         self.splits: dict[SplitName, Arrays] = {}
+        self._placements: dict[SplitName, Placement] = {}
         #: Positions, int64 [B], of the images of the present batch in their split.
         self.batch_indices: Tensor | None = None
         self._mean_std: tuple[list[float], list[float]] | None = None
@@ -239,6 +241,7 @@ class ImageDataModule(L.LightningDataModule):
         placement, reason = self._placement(sum(self.splits[split].nbytes for split in new))
         for split in new:
             self.splits[split] = self._placed(self.splits[split], placement)
+            self._placements[split] = placement
             if split in wanted:
                 self._report(split, f"{placement} ({reason})")
 
@@ -380,8 +383,8 @@ class ImageDataModule(L.LightningDataModule):
             sampler = SequentialSampler(dataset)
         workers = self.num_workers
         if workers is None:
-            from_disk = self.is_mapped and arrays.rows is not None
-            workers = min(usable_cpus(), 4) if from_disk or dataset.transforms else 0
+            worth_it = self._placements.get(split) == "disk" or dataset.transforms
+            workers = min(usable_cpus(), 4) if worth_it else 0
         on_device = arrays.images.device.type != "cpu"
         options: dict[str, Any] = {
             "dataset": dataset,

@@ -11,22 +11,22 @@ Training, prediction and serving all read through :func:`read_image`, so a file 
 import os
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
-from rich.console import Console
-from rich.progress import track
-from torch import Tensor
 
 from lit_project.errors import InputError
+
+Pixels = NDArray[np.uint8]
+#: How an image gets a given size. ``crop``: scaled until it just covers it, and what stands out is cut off evenly on
+#: both sides. ``pad``: scaled until it just fits in, black around it. ``stretch``: its proportions change.
+Resize = Literal["crop", "pad", "stretch"]
 
 # those users have, among all that Pillow reads; a Pillow built without a library lacks its format
 _COMMON = {".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg"}
@@ -40,8 +40,8 @@ _TRIED = sorted({*_FORMATS.values()}, key=lambda name: (name not in ("JPEG", "PN
 _JUNK = frozenset({"__macosx", "thumbs.db", "desktop.ini"})
 # how many files one message names
 _MAX_LISTED = 20
-# files a thread decodes before it reports back
-_CHUNK = 32
+# files a thread decodes before it hands them over
+_CHUNK = 16
 
 
 class BadImageError(InputError):
@@ -63,12 +63,13 @@ def is_image(path: str | os.PathLike[str]) -> bool:
     return os.path.splitext(path)[1].lower() in IMAGE_EXTENSIONS and not is_ignored(path)  # noqa: PTH122 - as above
 
 
-def find_images(folder: Path) -> tuple[list[Path], Counter[str]]:
+def find_images(folder: str | os.PathLike[str]) -> tuple[list[str], Counter[str]]:
     """Walk a folder, through links and all levels.
 
     Returns:
-        The image files in natural order (``2.jpg`` before ``10.jpg``), and how many files with each other extension
-        were passed over. Ignored files and folders (see :func:`is_ignored`) are in neither.
+        The paths of the image files, sorted, and how many files with each other extension were passed over. Ignored
+        files and folders (see :func:`is_ignored`) are in neither. The paths are strings, since making a ``Path`` of
+        each takes longer than finding them.
 
     Raises:
         InputError: a folder cannot be listed.
@@ -77,7 +78,7 @@ def find_images(folder: Path) -> tuple[list[Path], Counter[str]]:
     def refuse(error: OSError) -> None:
         raise InputError(f"The folder {error.filename} cannot be listed: {error.strerror}.")
 
-    images: list[Path] = []
+    images: list[str] = []
     others: Counter[str] = Counter()
     visited: set[str] = set()
     for parent, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
@@ -89,10 +90,10 @@ def find_images(folder: Path) -> tuple[list[Path], Counter[str]]:
         folders[:] = [name for name in folders if not is_ignored(name)]
         for name in files:
             if is_image(name):
-                images.append(Path(parent, name))
+                images.append(os.path.join(parent, name))  # noqa: PTH118 - as above
             elif not is_ignored(name):
                 others[extension(name)] += 1
-    return sorted(images, key=natural_key), others
+    return sorted(images), others
 
 
 def extension(path: str | os.PathLike[str]) -> str:
@@ -100,7 +101,7 @@ def extension(path: str | os.PathLike[str]) -> str:
     return Path(path).suffix.lower() or "no extension"
 
 
-def natural_key(path: Path) -> tuple[list[str | int], str]:
+def natural_key(path: str | os.PathLike[str]) -> tuple[list[str | int], str]:
     """Sort key that compares the numbers in a path as numbers."""
     parts: list[str | int] = list(re.split(r"(\d+)", str(path)))
     parts[1::2] = [int(digits) for digits in parts[1::2]]
@@ -119,7 +120,7 @@ def usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def image_dimensions(path: Path) -> tuple[int, int]:
+def image_dimensions(path: str | os.PathLike[str]) -> tuple[int, int]:
     """Height and width of an image as it will be decoded, from its header alone.
 
     Raises:
@@ -138,14 +139,16 @@ def image_dimensions(path: Path) -> tuple[int, int]:
         raise BadImageError(path, _reason(path, error)) from error
 
 
-def read_image(path: Path, size: tuple[int, int] | None = None, channels: int = 3) -> NDArray[np.uint8]:
+def read_image(
+    path: str | os.PathLike[str], size: tuple[int, int] | None = None, channels: int = 3, resize: Resize = "crop"
+) -> Pixels:
     """Decode one image file.
 
     Args:
         path: the file.
-        size: height and width. The image is scaled, with antialiasing, until it just covers them, and what stands out
-            is cut off evenly on both sides. ``None`` leaves the image as large as it is.
+        size: height and width; scaling to them is antialiased. ``None`` leaves the image as large as it is.
         channels: 3 for RGB, 1 for greyscale.
+        resize: how an image of another size is brought to ``size``, see :data:`Resize`.
 
     Returns:
         uint8 ``[H, W, channels]``.
@@ -161,92 +164,53 @@ def read_image(path: Path, size: tuple[int, int] | None = None, channels: int = 
             ImageOps.exif_transpose(image, in_place=True)
             picture = _to_mode(image, "RGB" if channels == 3 else "L")
             if size is not None and picture.size != (size[1], size[0]):
-                picture = _resize_and_crop(picture, *size)
+                picture = _resize(picture, *size, resize)
             return np.array(picture).reshape(picture.height, picture.width, channels)
     except Exception as error:  # damaged files make Pillow raise nearly anything
         raise BadImageError(path, _reason(path, error)) from error
 
 
-def decode_all(
-    paths: Sequence[Path], size: tuple[int, int], channels: int, on_bad_image: Literal["error", "skip"]
-) -> tuple[Tensor, list[int]]:
-    """Decode many files, in parallel, into one array.
+def decode_in_order(
+    paths: Sequence[str], read: Callable[[str], Pixels]
+) -> Iterator[tuple[list[Pixels], dict[int, BadImageError]]]:
+    """Decode many files, in parallel, and hand them over a few at a time, so that they are never all in memory.
 
     Args:
         paths: the files.
-        size: height and width of every image, see :func:`read_image`.
-        channels: 3 for RGB, 1 for greyscale.
-        on_bad_image: what to do once all files were tried and some could not be read: ``error`` raises, ``skip``
-            warns and leaves them out. Either way one message lists them.
+        read: decodes one, such as :func:`read_image`.
 
-    Returns:
-        uint8 ``[N, H, W, channels]``, and the position in ``paths`` of each of the N images.
-
-    Raises:
-        InputError: files cannot be read, or the array would not fit into memory.
+    Yields:
+        Of the next few files, the images of those that can be read, in order; and of the others what is wrong, by
+        their position in ``paths``.
     """
-    shape = (len(paths), *size, channels)
-    _check_memory(shape)
-    images = torch.empty(shape, dtype=torch.uint8)
-    array = images.numpy()
 
-    def decode(positions: range) -> dict[int, BadImageError]:
-        bad = {}
-        for position in positions:
+    def decode(start: int) -> tuple[list[Pixels], dict[int, BadImageError]]:
+        images, bad = [], {}
+        for position in range(start, min(start + _CHUNK, len(paths))):
             try:
-                array[position] = read_image(paths[position], size, channels)
+                images.append(read(paths[position]))
             except BadImageError as error:
                 bad[position] = error
-        return bad
+        return images, bad
 
-    bad = _in_threads(decode, [range(i, min(i + _CHUNK, len(paths))) for i in range(0, len(paths), _CHUNK)])
-    if not bad:
-        return images, list(range(len(paths)))
-    listed = "\n  ".join(str(bad[position]) for position in sorted(bad)[:_MAX_LISTED])
-    more = f"\n  and {len(bad) - _MAX_LISTED:,} more" if len(bad) > _MAX_LISTED else ""
-    message = f"{len(bad):,} of {len(paths):,} images cannot be read:\n  {listed}{more}\n"
-    if on_bad_image == "error" or len(bad) == len(paths):
-        raise InputError(f"{message}Repair or delete them, or leave such files out with --data.on_bad_image=skip.")
-    rank_zero_warn(f"{message}They are left out.")
-    kept = [position for position in range(len(paths)) if position not in bad]
-    return images[kept], kept
-
-
-def _in_threads(decode: Callable[[range], dict[int, BadImageError]], chunks: list[range]) -> dict[int, BadImageError]:
-    """Run ``decode`` over the chunks, with a progress bar on a terminal. Pillow decodes outside Python's lock."""
-    pool = ThreadPoolExecutor(usable_cpus())
+    pool = ThreadPoolExecutor(usable_cpus())  # Pillow decodes outside Python's lock
+    running: deque[Future[tuple[list[Pixels], dict[int, BadImageError]]]] = deque()
     try:
-        results: Iterable[dict[int, BadImageError]] = track(
-            pool.map(decode, chunks),
-            description="Decoding images",
-            total=len(chunks),
-            console=Console(stderr=True),
-            transient=True,
-            disable=not sys.stderr.isatty(),
-        )
-        return {position: error for bad in results for position, error in bad.items()}
+        for start in range(0, len(paths), _CHUNK):
+            running.append(pool.submit(decode, start))
+            if len(running) > 2 * usable_cpus():
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)  # Ctrl-C does not wait for the rest of the files
 
 
-def _check_memory(shape: tuple[int, ...]) -> None:
-    available = available_memory()
-    needed = int(np.prod(shape, dtype=np.int64))
-    if available is not None and needed > available:
-        count, height, width, _ = shape
-        raise InputError(
-            f"{count:,} images of {height}x{width} pixels need {needed / 2**30:.1f} GiB of memory, but only "
-            f"{available / 2**30:.1f} GiB are available. Lower the size with --data.image_size."
-        )
-
-
-def available_memory() -> int | None:
-    """Bytes that can be allocated without swapping; ``None`` where the system does not say (macOS, Windows)."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+def describe_bad_images(bad: dict[int, BadImageError], total: int) -> str:
+    """How many of ``total`` images are bad, and the first of them with path and reason."""
+    listed = "\n  ".join(str(bad[position]) for position in sorted(bad)[:_MAX_LISTED])
+    more = f"\n  and {len(bad) - _MAX_LISTED:,} more" if len(bad) > _MAX_LISTED else ""
+    return f"{len(bad):,} of {total:,} images cannot be read:\n  {listed}{more}\n"
 
 
 def _to_mode(image: Image.Image, mode: Literal["RGB", "L"]) -> Image.Image:
@@ -270,8 +234,17 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray((values * (255 / white)).round().astype(np.uint8))
 
 
-def _resize_and_crop(image: Image.Image, height: int, width: int) -> Image.Image:
-    """Scale until the image just covers ``height`` x ``width`` and cut out the centre, both in one resampling."""
+def _resize(image: Image.Image, height: int, width: int, resize: Resize) -> Image.Image:
+    """Bring ``image`` to ``height`` x ``width`` in one resampling."""
+    if resize == "stretch":
+        return image.resize((width, height), Image.Resampling.BILINEAR)
+    if resize == "pad":
+        scale = min(height / image.height, width / image.width)
+        inner_width, inner_height = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+        inner = image.resize((inner_width, inner_height), Image.Resampling.BILINEAR)
+        canvas = Image.new(image.mode, (width, height))
+        canvas.paste(inner, ((width - inner_width) // 2, (height - inner_height) // 2))
+        return canvas
     scale = max(height / image.height, width / image.width)
     source_width, source_height = min(width / scale, image.width), min(height / scale, image.height)
     left, top = (image.width - source_width) / 2, (image.height - source_height) / 2
@@ -281,8 +254,9 @@ def _resize_and_crop(image: Image.Image, height: int, width: int) -> Image.Image
     return image.resize((width, height), Image.Resampling.BILINEAR, box=box)
 
 
-def _reason(path: Path, error: Exception) -> str:
+def _reason(file: str | os.PathLike[str], error: Exception) -> str:
     """Why a file cannot be read, for someone who does not know Pillow."""
+    path = Path(file)
     match error:
         case FileNotFoundError():
             return "there is no such file" if not path.is_symlink() else "a link to a file that does not exist"

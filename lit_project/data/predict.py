@@ -17,6 +17,7 @@ from lit_project.data.batches import keep_batch
 from lit_project.data.decode import (
     IMAGE_EXTENSIONS,
     BadImageError,
+    Resize,
     describe_extensions,
     extension,
     find_images,
@@ -38,10 +39,11 @@ _WORTH_WORKERS = 256
 class _Files(Dataset[PredictBatch]):
     """Decodes whole batches: images uint8 ``[B, C, H, W]``, black where a file cannot be read."""
 
-    def __init__(self, paths: list[Path], size: tuple[int, int], channels: int) -> None:
+    def __init__(self, paths: list[Path], size: tuple[int, int], channels: int, resize: Resize) -> None:
         self.paths = paths
         self.size = size
         self.channels = channels
+        self.resize: Resize = resize
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -51,7 +53,7 @@ class _Files(Dataset[PredictBatch]):
         errors: list[str | None] = []
         for row, index in enumerate(indices):
             try:
-                images[row] = torch.from_numpy(read_image(self.paths[index], self.size, self.channels))
+                images[row] = torch.from_numpy(read_image(self.paths[index], self.size, self.channels, self.resize))
                 errors.append(None)
             except BadImageError as error:
                 errors.append(error.reason)
@@ -97,7 +99,8 @@ class ImagesToPredict(L.LightningDataModule):
     def predict_dataloader(self) -> DataLoader[PredictBatch]:
         """Every image once, in order."""
         height, width = self.preprocessing["image_size"]
-        dataset = _Files(self.paths, (height, width), self.preprocessing["in_channels"])
+        resize = self.preprocessing.get("resize", "crop")
+        dataset = _Files(self.paths, (height, width), self.preprocessing["in_channels"], resize)
         workers = self.num_workers
         if workers is None:
             workers = min(usable_cpus(), 4) if len(dataset) >= _WORTH_WORKERS else 0
@@ -119,10 +122,10 @@ class ImagesToPredict(L.LightningDataModule):
 def _find(pattern: str) -> list[Path]:
     path = Path(pattern).expanduser()
     if path.is_dir():
-        images, others = find_images(path)
-        if not images:
+        found, others = find_images(path)
+        if not found:
             raise InputError(f"There is no image in {path.absolute()} or below. {_looked_for(others)}")
-        return images
+        return [Path(image) for image in found]
     if path.exists():
         return [path]  # named by the user, so whatever its extension
     matches = [Path(match) for match in glob.glob(str(path), recursive=True)]  # noqa: PTH207 - Path.glob takes no absolute pattern
@@ -131,7 +134,7 @@ def _find(pattern: str) -> list[Path]:
     first_magic = next(depth for depth, part in enumerate(path.parts) if glob.has_magic(part))
     matches = [match for match in matches if not any(map(is_ignored, match.parts[first_magic:]))]
     images = [match for match in matches if match.is_file() and is_image(match)]
-    images += [image for match in matches if match.is_dir() for image in find_images(match)[0]]
+    images += [Path(image) for match in matches if match.is_dir() for image in find_images(match)[0]]
     if not images:
         others = Counter(extension(match) for match in matches if match.is_file())
         raise InputError(f"There is no image among what {path.absolute()} matches. {_looked_for(others)}")

@@ -2,20 +2,21 @@
 
 import io
 import os
+import time
 import warnings
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import ExifTags, Image, ImageFile, features
 
 from lit_project.data import decode
 from lit_project.data.decode import (
     IMAGE_EXTENSIONS,
     BadImageError,
-    decode_all,
+    decode_in_order,
+    describe_bad_images,
     find_images,
     image_dimensions,
     is_ignored,
@@ -140,13 +141,6 @@ def test_greyscale_is_one_channel_whatever_the_file(tmp_path: Path):
     assert grey[0, 0, 0] == 150, "luminance, not one of the channels"
 
 
-def test_mixed_modes_and_sizes_decode_into_one_array(tmp_path: Path):
-    paths = [save(image, tmp_path / name) for name, (image, _, _) in modes().items()]
-    images, kept = decode_all([*paths, save(noise(50, 70), tmp_path / "big.jpg")], (8, 8), 3, "error")
-    assert images.shape == (len(kept), 8, 8, 3)
-    assert images.dtype == torch.uint8
-
-
 @pytest.mark.parametrize("kind", ["jpg", "png", "tif", "webp"])
 @pytest.mark.parametrize(
     ("orientation", "shape", "red"),
@@ -172,6 +166,25 @@ def test_resize_covers_then_crops_the_centre(tmp_path: Path):
     tall = read_image(save(image.transpose(Image.Transpose.ROTATE_90), tmp_path / "b.png"), (10, 10))
     assert np.array_equal(tall, pixels.swapaxes(0, 1)[::-1])
     assert read_image(tmp_path / "a.png", (5, 30)).shape == (5, 30, 3)
+
+
+def test_padding_keeps_the_whole_image_and_its_proportions(tmp_path: Path):
+    image = Image.new("RGB", (80, 20), RED)
+    pixels = read_image(save(image, tmp_path / "a.png"), (40, 40), resize="pad")
+    expected = np.zeros((40, 40, 3), dtype=np.uint8)
+    expected[15:25] = RED
+    assert np.array_equal(pixels, expected)
+    tall = read_image(save(image.rotate(90, expand=True), tmp_path / "b.png"), (40, 40), resize="pad")
+    assert np.array_equal(tall, expected.swapaxes(0, 1))
+    assert read_image(save(Image.new("L", (5000, 1), 9), tmp_path / "c.png"), (8, 8), 1, "pad").max() == 9
+
+
+def test_stretching_fills_the_size_with_the_whole_image(tmp_path: Path):
+    image = Image.new("RGB", (80, 20), "black")
+    image.paste(RED, (40, 0, 80, 20))
+    pixels = read_image(save(image, tmp_path / "a.png"), (10, 10), resize="stretch")
+    assert (pixels[:, :4] == 0).all()
+    assert (pixels[:, 6:] == RED).all()
 
 
 def test_cropping_without_scaling_copies_pixels(tmp_path: Path):
@@ -288,72 +301,49 @@ def test_a_page_of_postscript_is_not_opened_let_alone_run_through_ghostscript(tm
 # ---- many files
 
 
-def test_decode_all_keeps_order_and_matches_one_by_one(tmp_path: Path):
-    paths = [save(noise(16, 16, seed), tmp_path / f"{seed}.jpg") for seed in range(100)]
-    images, kept = decode_all(paths, (16, 16), 3, "error")
-    assert kept == list(range(100))
+def test_files_are_handed_over_in_order(tmp_path: Path):
+    paths = [str(save(noise(16, 16, seed), tmp_path / f"{seed}.jpg")) for seed in range(100)]
+    images = [image for some, bad in decode_in_order(paths, read_image) for image in some if not bad]
+    assert len(images) == 100
     for image, path in zip(images, paths, strict=True):
-        assert np.array_equal(image.numpy(), read_image(path, (16, 16), 3))
+        assert np.array_equal(image, read_image(path))
 
 
-def test_all_broken_files_are_listed_in_one_message(tmp_path: Path):
-    bad = list(broken(tmp_path).values())
-    good = [save(noise(8, 8, seed), tmp_path / f"good{seed}.png") for seed in range(80)]
+def test_broken_files_are_told_by_their_position(tmp_path: Path):
+    bad = [str(path) for path in broken(tmp_path).values()]
+    good = [str(save(noise(8, 8, seed), tmp_path / f"good{seed}.png")) for seed in range(80)]
     paths = [bad[0], *good[:40], *bad[1:], *good[40:]]
-    with pytest.raises(InputError) as caught:
-        decode_all(paths, (8, 8), 3, "error")
-    message = str(caught.value)
-    assert f"{len(bad)} of {len(paths)} images cannot be read" in message
-    assert all(str(path) in message for path in bad)
-    assert "good" not in message
-    assert "--data.on_bad_image=skip" in message
+    chunks = list(decode_in_order(paths, read_image))
+    errors = {position: error for _, found in chunks for position, error in found.items()}
+    assert sorted(errors) == [0, *range(41, 40 + len(bad))]
+    assert all(str(error).startswith(f"{paths[position]}: ") for position, error in errors.items())
+    images = np.stack([image for some, _ in chunks for image in some])
+    assert np.array_equal(images, np.stack([read_image(path) for path in good]))
 
 
-def test_skip_warns_and_returns_the_rest(tmp_path: Path):
-    bad = broken(tmp_path)
-    good = [save(noise(8, 8, seed), tmp_path / f"good{seed}.png") for seed in range(3)]
-    paths = [good[0], *bad.values(), good[1], good[2]]
-    with pytest.warns(UserWarning, match="images cannot be read") as caught:
-        images, kept = decode_all(paths, (8, 8), 3, "skip")
-    assert kept == [0, len(bad) + 1, len(bad) + 2]
-    assert np.array_equal(images.numpy(), np.stack([read_image(path) for path in good]))
-    assert len(caught) == 1
-    assert f"{len(bad)} of {len(paths)}" in str(caught[0].message)
-    assert str(bad["cut short"]) in str(caught[0].message)
+def test_decoding_does_not_run_ahead_of_what_is_taken(tmp_path: Path):
+    """Else all images would be in memory whenever the disk is slower than the processor."""
+    path = str(save(noise(4, 4), tmp_path / "a.png"))
+    read: list[str] = []
+
+    def count(path: str) -> np.ndarray:
+        read.append(path)
+        return read_image(path)
+
+    chunks = decode_in_order([path] * 10_000, count)
+    next(chunks)
+    time.sleep(0.2)
+    assert len(read) <= (2 * usable_cpus() + 1) * 16 < 10_000
+    chunks.close()
 
 
-def test_nothing_left_after_skipping_is_an_error(tmp_path: Path):
-    with pytest.raises(InputError, match="8 of 8 images"):
-        decode_all(list(broken(tmp_path).values()), (8, 8), 3, "skip")
-
-
-def test_a_long_list_is_cut(tmp_path: Path):
-    paths = [tmp_path / f"missing{number:02}.jpg" for number in range(25)]
-    with pytest.raises(InputError) as caught:
-        decode_all(paths, (8, 8), 3, "error")
-    message = str(caught.value)
+def test_a_long_list_of_broken_files_is_cut():
+    bad = {number: BadImageError(f"missing{number:02}.jpg", "gone") for number in range(1250)}
+    message = describe_bad_images(bad, 4000)
+    assert "1,250 of 4,000 images cannot be read" in message
     assert message.count("missing") == 20
-    assert "missing00.jpg" in message
-    assert "and 5 more" in message
-
-
-def test_more_than_the_memory_holds_is_refused_before_decoding(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(decode, "_available_memory", lambda: 3 * 2**30)
-    with pytest.raises(InputError) as caught:
-        decode_all([Path("nowhere.jpg")] * 2**16, (256, 256), 3, "error")
-    assert "12.0 GiB" in str(caught.value)
-    assert "3.0 GiB" in str(caught.value)
-    assert "--data.image_size" in str(caught.value)
-
-
-def test_available_memory_is_unknown_or_plausible():
-    available = decode._available_memory()
-    assert available is None or 2**20 < available < 2**50
-
-
-def test_nothing_is_printed_without_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    decode_all([save(noise(8, 8), tmp_path / "a.png")], (8, 8), 3, "error")
-    assert capfd.readouterr() == ("", "")
+    assert str(Path("missing00.jpg").absolute()) in message
+    assert "and 1,230 more" in message
 
 
 def test_usable_cpus_obeys_the_affinity_mask(monkeypatch: pytest.MonkeyPatch):
@@ -397,7 +387,7 @@ def test_find_images_walks_links_and_levels_once(tmp_path: Path):
     (root / "link").symlink_to(elsewhere)
     (root / "sub" / "loop").symlink_to(root)
     images, others = find_images(root)
-    assert [str(path.relative_to(root)) for path in images] == ["2.jpg", "10.JPG", "link/linked.png", "sub/deep/1.png"]
+    assert images == [str(root / name) for name in ("10.JPG", "2.jpg", "link/linked.png", "sub/deep/1.png")]
     assert others == Counter({".txt": 2, ".heic": 1, "no extension": 1})
 
 

@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.trainer.states import TrainerFn
 from PIL import ExifTags, Image
 
 from lit_project.data.base import ImageDataModule
@@ -273,6 +275,108 @@ def test_skipping_keeps_targets_in_step(tmp_path: Path):
     assert data.splits["train"].targets.tolist() == [0, 0, 1, 1, 1]
 
 
+def test_what_is_skipped_is_said_in_every_run_and_not_taken_for_good(tmp_path: Path):
+    make(tmp_path, "train", {"a": 3, "b": 3})
+    make(tmp_path, "val", {"a": 1, "b": 1})
+    (tmp_path / "train" / "a" / "0.png").write_bytes(b"")
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="1 of 6 images cannot be read") as caught:
+            assert greys(ready(tmp_path, "fit", on_bad_image="skip"), "train") != []
+        assert str(tmp_path / "train" / "a" / "0.png") in str(caught[0].message)
+        assert "1 of 6 images cannot be read" in complaint(tmp_path)
+
+
+def test_nothing_but_broken_images_cannot_be_skipped(tmp_path: Path):
+    make(tmp_path, "train", {"a": 2, "b": 2})
+    for path in tmp_path.rglob("*.png"):
+        path.write_bytes(b"")
+    assert "4 of 4 images cannot be read" in complaint(tmp_path, on_bad_image="skip", image_size=8)
+
+
+# ---- classes that are given
+
+
+def test_given_classes_number_the_targets(tmp_path: Path):
+    make(tmp_path, "train", {"a": 2, "b": 2})
+    make(tmp_path, "val", {"a": 1, "b": 1}, first=50)
+    make(tmp_path, "test", {"b": 1}, first=60)
+    for names, train, test in ((["a", "b"], [0, 0, 1, 1], [1]), (["b", "x", "a"], [2, 2, 0, 0], [0])):
+        with pytest.warns(UserWarning, match="has no image of"):
+            data = ready(tmp_path, class_names=names)
+        assert data.class_names == names
+        assert data.num_classes == len(names)
+        assert greys(data, "train") == [0, 1, 2, 3], "what was decoded for other classes is used"
+        assert data.splits["train"].targets.tolist() == train
+        assert data.splits["test"].targets.tolist() == test
+
+
+def test_a_folder_that_is_none_of_the_given_classes(tmp_path: Path):
+    make(tmp_path, "train", {"a": 2, "b": 2})
+    message = complaint(tmp_path, class_names=["a", "c"])
+    assert str(tmp_path / "train" / "b") in message
+    assert "a, c" in message
+
+
+@pytest.mark.parametrize("names", [[], ["a"], ["a", "b", "a"]])
+def test_impossible_class_names(tmp_path: Path, names: list[str]):
+    with pytest.raises(InputError, match="class_names"):
+        ImageFolder(str(tmp_path), class_names=names)
+
+
+def test_a_test_folder_alone_can_be_tested_but_not_trained_on(tmp_path: Path):
+    make(tmp_path, "test", {"b": 2, "c": 1})
+    assert "--data.class_names" in complaint(tmp_path)
+    with pytest.warns(UserWarning, match="no image of a"):
+        data = ready(tmp_path, "test", class_names=["a", "b", "c"])
+    assert data.image_size == (8, 8)
+    assert data.splits["test"].targets.tolist() == [1, 1, 2]
+    for method in (data.prepare_data, lambda: data.setup("fit")):
+        with pytest.raises(InputError, match=f"{tmp_path} has no folder train"):
+            method()
+
+
+# ---- decoded once
+
+
+def test_only_what_the_stage_needs_is_decoded_and_by_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for number, split in enumerate(("train", "val", "test")):
+        make(tmp_path, split, {"a": 2, "b": 2}, first=10 * number)
+    read: list[str] = []
+    monkeypatch.setattr(
+        "lit_project.data.cache.read_image", lambda path, **options: read.append(path) or read_image(path, **options)
+    )
+    ImageFolder(str(tmp_path)).prepare_data()
+    assert sorted({Path(path).parts[-3] for path in read}) == ["train", "val"]
+    assert len(read) == 8
+    ready(tmp_path, "fit")  # as another process
+    assert len(read) == 8
+    testing = ImageFolder(str(tmp_path))
+    testing.trainer = L.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    testing.trainer.state.fn = TrainerFn.TESTING
+    testing.prepare_data()
+    assert [Path(path).parts[-3] for path in read[8:]] == ["test"] * 4
+    ready(tmp_path, "fit", "test")
+    assert len(read) == 12
+
+
+def test_where_decoded_images_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    make(tmp_path / "images", "train", {"a": 3, "b": 3})
+    monkeypatch.delenv("LIT_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    expected = [tmp_path / "home" / ".cache" / "lit_project" / "images"]
+    ready(tmp_path / "images", "fit")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    expected.append(tmp_path / "xdg" / "lit_project" / "images")
+    ready(tmp_path / "images", "fit")
+    monkeypatch.setenv("LIT_CACHE_DIR", "~/own")
+    expected.append(tmp_path / "home" / "own")
+    ready(tmp_path / "images", "fit")
+    expected.append(tmp_path / "given")
+    ready(tmp_path / "images", "fit", cache_dir=str(tmp_path / "given"))
+    assert sorted(path.parents[2] for path in tmp_path.rglob("images.bin")) == sorted(expected)
+
+
 # ---- image size and channels
 
 
@@ -384,7 +488,8 @@ def test_every_option_shows_in_the_help_with_its_text():
     parser.add_lightning_class_args(ImageFolder, "data")
     text = parser.format_help()
     base = ("batch_size", "num_workers", "val_fraction", "split_seed", "augment")
-    for name in ("root", "image_size", "grayscale", "on_bad_image", *base):
+    own = ("root", "image_size", "resize", "grayscale", "class_names", "on_bad_image", "cache_dir")
+    for name in (*own, *base):
         assert f"--data.{name}" in text
     assert "share of the training data held out" in " ".join(text.split())
 

@@ -121,8 +121,8 @@ def test_images_can_be_written_to(tmp_path: Path, recwarn: pytest.WarningsRecord
     assert not recwarn.list
 
 
-@pytest.mark.parametrize("grayscale", [False, True])
-def test_a_file_is_the_same_input_as_in_training(tmp_path: Path, grayscale: bool):
+@pytest.mark.parametrize(("grayscale", "resize"), [(False, "crop"), (True, "crop"), (False, "pad"), (False, "stretch")])
+def test_a_file_is_the_same_input_as_in_training(tmp_path: Path, grayscale: bool, resize: Any):
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     for label in ("a", "b"):
@@ -132,7 +132,8 @@ def test_a_file_is_the_same_input_as_in_training(tmp_path: Path, grayscale: bool
         Image.new("RGBA", (30, 30), (200, 0, 0, 0)).save(folder / "transparent.png")
         Image.linear_gradient("L").convert("CMYK").save(folder / "inks.tif")
         Image.linear_gradient("L").convert("LA").save(folder / "grey.png")
-    training = ImageFolder(str(tmp_path), image_size=[24, 20], grayscale=grayscale, val_fraction=0.25)
+    options = {"grayscale": grayscale, "resize": resize}
+    training = ImageFolder(str(tmp_path), image_size=[24, 20], **options, val_fraction=0.25)
     training.setup("fit")
     data = ImagesToPredict([str(path) for path in training.paths("train")], training.preprocessing())
     images, indices, errors = collect(data)
