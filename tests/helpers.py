@@ -9,6 +9,7 @@ import io
 import pickle
 import sys
 import tarfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -200,3 +201,15 @@ class SmallCIFAR10(CIFAR10):
     """CIFAR-10 from the small archive, which has to lie in ``data_dir``."""
 
     source = type("Small", (torchvision.datasets.CIFAR10,), small_cifar10()[1])
+
+
+class Sleep(Callback):
+    """Makes each training step last."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        print("sleeping", flush=True)
+        for _ in range(int(self.seconds * 10)):  # a signal is only handled between two operations of the interpreter
+            time.sleep(0.1)
