@@ -35,7 +35,8 @@ from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
 from lit_project.callbacks import PredictionWriter, RunRecord
-from lit_project.checkpoints import AtomicCheckpointIO, find_checkpoint, read_checkpoint
+from lit_project.callbacks.full_disk import tolerate_full_disk
+from lit_project.checkpoints import AtomicCheckpointIO, find_checkpoint, holds_only_weights, read_checkpoint
 from lit_project.data import ImagesToPredict
 from lit_project.errors import InputError
 from lit_project.parse_errors import explain
@@ -138,7 +139,7 @@ class CLI(LightningCLI):
     # ---- from config to objects
 
     def before_instantiate_classes(self) -> None:
-        if self.subcommand != "predict":
+        if self.subcommand != "predict" or "preprocessing" not in (self.checkpoint or {}):
             self._fit_model_to_data()
         self._open_run_folder()
 
@@ -161,7 +162,9 @@ class CLI(LightningCLI):
         plugins = config["plugins"] or []
         plugins = plugins if isinstance(plugins, list) else [plugins]
         config["plugins"] = plugins if _any_is(plugins, CheckpointIO) else [*plugins, AtomicCheckpointIO()]
-        return L.Trainer(**config)
+        trainer = L.Trainer(**config)
+        tolerate_full_disk(trainer)
+        return trainer
 
     def _named(self, group: str) -> list[Any]:
         return [part for part in vars(self._get(self.config_init, group)).values() if part is not None]
@@ -262,6 +265,9 @@ class CLI(LightningCLI):
 
     def before_predict(self) -> None:
         preprocessing = (self.checkpoint or {}).get("preprocessing")
+        if preprocessing is None and hasattr(self.datamodule, "preprocessing"):
+            self.datamodule.prepare_data()  # plain weights: the data that is given with them says it
+            preprocessing = self.datamodule.preprocessing()
         if preprocessing is None:
             raise InputError("This checkpoint does not say how its images were prepared, so predict cannot use it.")
         self.datamodule = ImagesToPredict(
@@ -350,9 +356,14 @@ def _prepare(argv: list[str], folder: Path) -> tuple[dict[str, Any] | None, list
     argv.append(f"--ckpt_path={path}")  # the last one wins
     checkpoint = read_checkpoint(path)
     del checkpoint["state_dict"]  # Lightning reads the weights again; here they would only take memory
+    if subcommand == "fit" and holds_only_weights(checkpoint):
+        rank_zero_info(f"{_short(path)} holds weights and no training: a new one starts with them at step 0.")
     config = checkpoint.get("config")
-    if not isinstance(config, dict) and not given.config:
-        raise InputError(f"{path} does not carry the config it was trained with: give it with --config.")
+    if not isinstance(config, dict) and not (given.config or any(a.startswith(("--model", "--data")) for a in argv)):
+        raise InputError(
+            f"{path} does not carry the config it was trained with: give it with --config, or options such as "
+            "--model.network."
+        )
     if isinstance(config, dict):
         names |= set(_leaf_names(config.get("model")))
         if subcommand != "fit":  # how it was trained does not say how it is to be tested

@@ -3,10 +3,12 @@
 A process started with ``PYTHONPATH=TESTS`` finds them as ``helpers.Recorder`` and the like.
 """
 
+import contextlib
 import gzip
 import hashlib
 import io
 import pickle
+import resource
 import sys
 import tarfile
 from pathlib import Path
@@ -117,6 +119,36 @@ class Recorder(Callback):
         preprocessing = preprocessing() if callable(preprocessing) else preprocessing
         record = {"batches": self.batches, "mean": preprocessing["mean"], "std": preprocessing["std"]}
         torch.save(record, f"{trainer.state.fn.value}-{trainer.global_rank}.pt")  # type: ignore[union-attr]
+
+
+# ---- what befalls a run
+
+
+class FullDisk(Callback):
+    """From the start of epoch ``first`` to that of epoch ``end`` there is no room.
+
+    Args:
+        first: first epoch without room.
+        end: first epoch with room again; none by default.
+        limit: bytes a file may have meanwhile.
+        ballast: a file to fill the disk with instead.
+    """
+
+    def __init__(self, first: int, end: int = -1, limit: int = 0, ballast: str = "") -> None:
+        self.first, self.end, self.limit, self.ballast = first, end, limit, ballast
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        if trainer.current_epoch == self.first and self.ballast:
+            with Path(self.ballast).open("wb", buffering=0) as file:
+                for size in (65536, 1):
+                    with contextlib.suppress(OSError):
+                        while file.write(bytes(size)):
+                            pass
+        elif trainer.current_epoch == self.first:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, unlimited))
+        elif trainer.current_epoch == self.end:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, unlimited))
 
 
 def pixels(record: dict[str, Any], images: Tensor) -> Tensor:
