@@ -73,6 +73,32 @@ class NotANumber(Linear):
         return super().forward(images) + 0 * self.zero.sqrt()
 
 
+class Divide(nn.Module):
+    """Divides by a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("divisor", torch.ones(1))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values / self.divisor
+
+
+class Fragile(nn.Module):
+    """A layer that can be made to fail, before one whose statistics it would spoil."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(48, 32))
+        self.divide = Divide()
+        self.norm = nn.BatchNorm1d(32)
+        self.head = nn.Linear(32, num_classes)
+        self.register_buffer("offset", torch.zeros(1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.norm(self.divide(self.stem(images))) + self.offset)
+
+
 class Unordered(Linear):
     """Uses an operation that has no deterministic implementation on any device."""
 
@@ -122,6 +148,19 @@ class Recorder(Callback):
 
 
 # ---- what befalls a run
+
+
+class Plant(Callback):
+    """Sets the first value of a weight or buffer before batch ``step`` of the first epoch."""
+
+    def __init__(self, name: str, value: float, step: int = 2) -> None:
+        self.name, self.value, self.step = name, value, step
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx == self.step and trainer.current_epoch == 0:
+            pl_module.state_dict()[self.name].view(-1)[0] = self.value
 
 
 class FullDisk(Callback):
