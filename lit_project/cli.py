@@ -36,6 +36,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zer
 
 from lit_project.callbacks import PredictionWriter, RunRecord
 from lit_project.callbacks.full_disk import tolerate_full_disk
+from lit_project.callbacks.run_record import describe
 from lit_project.checkpoints import AtomicCheckpointIO, find_checkpoint, holds_only_weights, read_checkpoint
 from lit_project.data import ImagesToPredict
 from lit_project.errors import InputError
@@ -51,6 +52,9 @@ RUN_DIR = "{run_dir}"
 COMMAND = f"python -m {__package__}.cli"
 #: Options that say what to do with a run, not what it is made of: they are not part of its config.
 ACTION_KEYS = ("config", "ckpt_path", "images", "output")
+
+#: What a run folder has before anything has happened that would be worth a folder.
+OF_THE_START = {"config.yaml", "run.json", "diff.patch"}
 
 
 class Parser(LightningArgumentParser):
@@ -94,6 +98,8 @@ class CLI(LightningCLI):
                 },
             )
         except Exception as error:
+            if hasattr(self, "trainer"):
+                self.record.end(self.trainer, describe(error))
             fail(error, self.run_dir)
 
     # ---- what can be configured
@@ -164,6 +170,7 @@ class CLI(LightningCLI):
         config["plugins"] = plugins if _any_is(plugins, CheckpointIO) else [*plugins, AtomicCheckpointIO()]
         trainer = L.Trainer(**config)
         tolerate_full_disk(trainer)
+        self.record.begin(trainer)
         return trainer
 
     def _named(self, group: str) -> list[Any]:
@@ -197,7 +204,8 @@ class CLI(LightningCLI):
                     "each other. Give them a name such as --callbacks.best.filename='{epoch}'."
                 )
         # the default checkpoints come first: trainer.checkpoint_callback is the first of its kind
-        callbacks = [*named, *own, RunRecord(self.run_config)]
+        self.record = RunRecord(self.run_config, sys.orig_argv, self.config[self.subcommand].ckpt_path)
+        callbacks = [*named, *own, self.record]
         if self.subcommand == "predict":
             output = self.config.predict.output or f"{self.run_dir}/predictions.csv"
             self.writer = PredictionWriter(_output_file(output))
@@ -538,7 +546,7 @@ def fail(error: Exception, run_dir: Path | None = None) -> NoReturn:
     message = str(error) if expected else f"{type(error).__name__}: {error}"
     rank_zero = _is_rank_zero()
     made = run_dir is not None and run_dir.is_dir() and rank_zero
-    if expected and made and run_dir and [path.name for path in run_dir.iterdir()] == ["config.yaml"]:
+    if expected and made and run_dir and {path.name for path in run_dir.iterdir()} <= OF_THE_START:
         shutil.rmtree(run_dir)  # nothing has happened yet that would be worth a folder
     elif not expected:
         message += f"\n  raised in {frames[-1].filename}:{frames[-1].lineno}" if frames else ""

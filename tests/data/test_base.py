@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -443,3 +444,31 @@ def test_a_real_trainer_augments_step_by_step_as_the_key_says(tmp_path: Any, wor
     val = to_float(data.splits["val"].images.permute(0, 3, 1, 2), mean, std)
     # the sanity check, then two epochs of two batches
     assert torch.equal(torch.cat(model.evaluated[-2:]), val)
+
+
+# ---- fingerprint
+
+
+def test_a_fingerprint_tells_other_images_targets_order_and_splits() -> None:
+    def prints(change: Callable[[Numbered], None] = lambda data: None, **arguments: Any) -> dict[str, Any]:
+        data = Numbered({"train": 100, "test": 10}, **arguments)
+        data.setup("fit")
+        change(data)
+        return data.fingerprint()
+
+    def pixel(data: Numbered) -> None:
+        data.splits["train"].images[40, 3, 3, 1] ^= 1
+
+    def target(data: Numbered) -> None:
+        data.splits["train"].targets[40] ^= 1
+
+    def order(data: Numbered) -> None:
+        data.splits["train"] = data.splits["train"].select(torch.arange(len(data.splits["train"].targets)).flip(0))
+
+    same = prints()
+    assert same == prints()
+    assert {name: split["images"] for name, split in same.items()} == {"train": 90, "val": 10}
+    for other in (prints(pixel), prints(target), prints(order), prints(split_seed=1)):
+        assert other["train"]["images"] == 90
+        assert other["train"]["sha256"] != same["train"]["sha256"]
+    assert prints(split_seed=1)["val"] != same["val"] == prints(pixel)["val"]
