@@ -1,10 +1,17 @@
-"""The command line: ``python -m lit_project.cli {fit,validate,test,predict}``.
+"""The command line: ``python -m lit_project.cli {fit,validate,test,predict}``, and the commands in ``commands/``.
 
 LightningCLI does the parsing. This file adds what a run needs around it: the default config, a fresh run folder, the
 facts that flow from the data to the model, everything that comes back from a checkpoint, and errors in one message.
 
 What a run is made of, later wins: ``configs/default.yaml``, the checkpoint's config, each ``--config``, each option.
 """
+
+import sys
+
+from lit_project import commands
+
+if __name__ == "__main__":
+    commands.dispatch(sys.argv)  # which ends the program, before the imports below that take seconds
 
 import argparse
 import contextlib
@@ -13,7 +20,6 @@ import logging
 import os
 import secrets
 import shutil
-import sys
 import tempfile
 import time
 import traceback
@@ -59,6 +65,10 @@ OF_THE_START = {"config.yaml", "run.json", "diff.patch"}
 
 class Parser(LightningArgumentParser):
     """Reports a parsing error in one message with the nearest right name, and exits with status 2."""
+
+    def format_help(self, *args: Any) -> str:
+        more = f"\nmore subcommands:\n{commands.overview()}\n" if self.prog == COMMAND else ""
+        return super().format_help(*args) + more
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         parser = getattr(ex, "subcommand_parser", None) or self
@@ -204,7 +214,9 @@ class CLI(LightningCLI):
                     "each other. Give them a name such as --callbacks.best.filename='{epoch}'."
                 )
         # the default checkpoints come first: trainer.checkpoint_callback is the first of its kind
-        self.record = RunRecord(self.run_config, sys.orig_argv, self.config[self.subcommand].ckpt_path)
+        ckpt_path = self.config[self.subcommand].ckpt_path
+        started = {"command": sys.orig_argv, "subcommand": self.subcommand, "ckpt_path": ckpt_path and str(ckpt_path)}
+        self.record = RunRecord(self.run_config, started)
         callbacks = [*named, *own, self.record]
         if self.subcommand == "predict":
             output = self.config.predict.output or f"{self.run_dir}/predictions.csv"
@@ -324,6 +336,7 @@ class CLI(LightningCLI):
 
 def main() -> None:
     """Run the command line; every error ends in one message and an exit status other than 0."""
+    commands.dispatch(sys.argv)
     _quieten()
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -32,16 +32,12 @@ class RunRecord(Callback):
 
     Args:
         config: the run's resolved config.
-        command: the command line that started it.
-        ckpt_path: the checkpoint it starts from.
+        started: how it was started, kept as it is: ``command``, ``subcommand``, ``ckpt_path``.
     """
 
-    def __init__(
-        self, config: dict[str, Any], command: list[str] | None = None, ckpt_path: str | Path | None = None
-    ) -> None:
+    def __init__(self, config: dict[str, Any], started: dict[str, Any] | None = None) -> None:
         self.config = config
-        self.command = command
-        self.ckpt_path = ckpt_path
+        self.started = started or {}
         #: What ``run.json`` will say of a run that Lightning ends as usual: change it before an orderly interruption.
         self.exit_reason = "finished"
         self._record: dict[str, Any] = {}
@@ -56,9 +52,8 @@ class RunRecord(Callback):
         self._path = Path(trainer.default_root_dir) / "run.json"
         git = git_state()
         self._record = {
-            "command": self.command,
+            **self.started,
             "cwd": str(Path.cwd()),
-            "ckpt_path": str(self.ckpt_path) if self.ckpt_path else None,
             "start": _now(),
             "end": None,
             "exit_reason": RUNNING,
