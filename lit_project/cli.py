@@ -46,6 +46,7 @@ from lit_project.callbacks.run_record import describe
 from lit_project.checkpoints import AtomicCheckpointIO, find_checkpoint, holds_only_weights, read_checkpoint
 from lit_project.data import ImagesToPredict
 from lit_project.errors import InputError
+from lit_project.out_of_memory import explain_out_of_memory
 from lit_project.parse_errors import explain
 
 PACKAGE = Path(__file__).parent
@@ -110,6 +111,7 @@ class CLI(LightningCLI):
         except Exception as error:
             if hasattr(self, "trainer"):
                 self.record.end(self.trainer, describe(error))
+                error = explain_out_of_memory(error, self.trainer) or error
             fail(error, self.run_dir)
 
     # ---- what can be configured
