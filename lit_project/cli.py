@@ -382,7 +382,8 @@ def _prepare(argv: list[str], folder: Path) -> tuple[dict[str, Any] | None, list
     if subcommand == "fit" and holds_only_weights(checkpoint):
         rank_zero_info(f"{_short(path)} holds weights and no training: a new one starts with them at step 0.")
     config = checkpoint.get("config")
-    if not isinstance(config, dict) and not (given.config or any(a.startswith(("--model", "--data")) for a in argv)):
+    named = {argument.split("=")[0] for argument in argv} & {"--model", "--model.network", "--data"}
+    if not isinstance(config, dict) and not given.config and not named:
         raise InputError(
             f"{path} does not carry the config it was trained with: give it with --config, or options such as "
             "--model.network."

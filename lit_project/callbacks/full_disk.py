@@ -69,9 +69,9 @@ class _SaveGuard:
         except SaveError:
             vars(self.callback).update(before)
 
-    def _report(self, on_fit_end: Callable[..., None], *args: Any) -> None:
-        on_fit_end(*args)
-        if self.failure:
+    def _report(self, on_fit_end: Callable[..., None], trainer: L.Trainer, *args: Any) -> None:
+        on_fit_end(trainer, *args)
+        if self.failure and trainer.is_global_zero:
             raise InputError(
                 f"The training is over, but its last checkpoint {self.failure}. {self._good()} Make room, then go on "
                 "from there with fit --ckpt_path."
