@@ -4,36 +4,54 @@ A checkpoint is data, not code: it is only ever read with ``weights_only=True``.
 flushed to disk and then renamed, so the only copy is never half-written.
 """
 
+import glob
 import os
 import pickle
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
+import lightning as L
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_project.errors import InputError
 
+#: What ``DistributedDataParallel``, ``DataParallel`` and ``torch.compile`` put into the names of weights.
+_WRAPPERS = ("module", "_orig_mod")
+
+
+# ---- writing
+
+
+class SaveError(OSError):
+    """A checkpoint could not be written. The file that was there before, if any, is untouched."""
+
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Lightning's file format, written so that a crash or a full disk leaves the previous file intact."""
+    """Lightning's file format, written so that a crash or a full disk leaves the previous file intact.
+
+    It serves every strategy that writes one file, FSDP with ``state_dict_type: full`` among them. Sharded checkpoints
+    (``state_dict_type: sharded``, DeepSpeed) are folders that these strategies write by themselves, not atomically.
+    """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Write ``checkpoint`` to ``path``, or leave ``path`` as it was."""
+        """Write ``checkpoint`` to ``path``, or leave ``path`` as it was.
+
+        Raises:
+            SaveError: the file cannot be written; its ``strerror`` says why.
+        """
         if "://" in str(path):  # such as s3://: the store itself shows whole files only
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
-            with temporary.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(target, partial(torch.save, checkpoint))
+        except OSError as error:
+            raise SaveError(error.errno, error.strerror or str(error), str(target)) from error
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any | None = None, weights_only: bool | None = True
@@ -43,9 +61,61 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             return super().load_checkpoint(path, map_location, weights_only=True)
         return read_checkpoint(path, map_location or "cpu")
 
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Remove a checkpoint that another has replaced; that it cannot be removed is no reason to stop a run."""
+        try:
+            super().remove_checkpoint(path)
+        except OSError as error:
+            rank_zero_warn(f"The replaced checkpoint {path} cannot be removed: {error.strerror}.")
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Have ``write`` fill a file of another name in the same folder, then give it the name ``path``.
+
+    When this returns, the new content is on the disk; before, or after an error, the old one is.
+
+    Raises:
+        OSError: no space, no permission, a fault of the disk.
+    """
+    for litter in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # of a process that was killed while writing
+        litter.unlink(missing_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except RuntimeError as error:  # torch.save hides what the disk said behind one of its own
+        reason = os_error_behind(error)
+        if reason is None:
+            raise
+        raise reason from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    if os.name == "posix":  # the new name, too, must survive a power cut
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def os_error_behind(error: BaseException | None) -> OSError | None:
+    """The ``OSError`` that an error was raised from, or while handling, if there is one."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+# ---- reading
+
 
 def read_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
-    """Read a Lightning checkpoint without running any code it may contain.
+    """Read a checkpoint without running any code it may contain.
+
+    A plain PyTorch file, a ``state_dict`` or a dict that has one under this name, is returned as the checkpoint of a
+    training that is about to start with these weights, as is one that Lightning wrote with ``save_weights_only``.
 
     Raises:
         InputError: no such file, a damaged file, a file that is no checkpoint, or one that would run code.
@@ -66,12 +136,49 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
         raise InputError(
             f"{path} cannot be read as a checkpoint: it is damaged or of another kind ({reason})."
         ) from error
-    missing = {"state_dict", "pytorch-lightning_version"} - (
-        checkpoint.keys() if isinstance(checkpoint, dict) else set()
-    )
-    if missing:
-        raise InputError(f"{path} holds no Lightning checkpoint: it has no {' and no '.join(sorted(missing))}.")
+    if not isinstance(checkpoint, dict):
+        raise InputError(f"{path} holds no checkpoint and no state_dict, but a {type(checkpoint).__name__}.")
+    if "pytorch-lightning_version" not in checkpoint or "state_dict" not in checkpoint:
+        weights = checkpoint.get("state_dict", checkpoint)
+        if not isinstance(weights, dict) or not weights or not all(torch.is_tensor(w) for w in weights.values()):
+            held = ", ".join(str(key) for key in list(checkpoint)[:8]) or "nothing"
+            raise InputError(
+                f"{path} holds neither a checkpoint nor a state_dict, which is a dict of tensors by name, but: {held}. "
+                "Write the weights with torch.save(network.state_dict(), FILE)."
+            )
+        checkpoint = {"state_dict": weights, "pytorch-lightning_version": L.__version__}
+    if "optimizer_states" not in checkpoint:
+        checkpoint.pop("loops", None)
+        checkpoint |= {"optimizer_states": [], "lr_schedulers": [], "epoch": 0, "global_step": 0}
     return checkpoint
+
+
+def holds_only_weights(checkpoint: dict[str, Any]) -> bool:
+    """Whether a training starts at step 0 with the weights of this checkpoint, instead of going on from it."""
+    return "loops" not in checkpoint
+
+
+def match_keys(weights: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
+    """Give ``weights`` the keys of a model whose ``state_dict`` has the keys ``own``.
+
+    Keys may differ by what wrappers put in anywhere, on either side (``module.`` by DDP, ``_orig_mod.`` by
+    ``torch.compile``), and those of a network alone lack its name in the module, ``network.``. A key that fits none of
+    ``own``, or more than one, or one that is taken, is left as it is.
+    """
+    by_bare_name: dict[str, list[str]] = {}
+    for key in own:
+        by_bare_name.setdefault(_without_wrappers(key), []).append(key)
+    matched = {key: value for key, value in weights.items() if key in own}
+    for key, value in weights.items():
+        bare = _without_wrappers(key)
+        fitting = by_bare_name.get(bare) or by_bare_name.get(f"network.{bare}") or []
+        if key not in own:
+            matched[fitting[0] if len(fitting) == 1 and fitting[0] not in matched else key] = value
+    return matched
+
+
+def _without_wrappers(key: str) -> str:
+    return ".".join(part for part in key.split(".") if part not in _WRAPPERS)
 
 
 def find_checkpoint(wanted: str, runs: Path, default: Literal["best", "last"]) -> Path:

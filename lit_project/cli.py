@@ -1,10 +1,17 @@
-"""The command line: ``python -m lit_project.cli {fit,validate,test,predict}``.
+"""The command line: ``python -m lit_project.cli {fit,validate,test,predict}``, and the commands in ``commands/``.
 
 LightningCLI does the parsing. This file adds what a run needs around it: the default config, a fresh run folder, the
 facts that flow from the data to the model, everything that comes back from a checkpoint, and errors in one message.
 
 What a run is made of, later wins: ``configs/default.yaml``, the checkpoint's config, each ``--config``, each option.
 """
+
+import sys
+
+from lit_project import commands
+
+if __name__ == "__main__":
+    commands.dispatch(sys.argv)  # which ends the program, before the imports below that take seconds
 
 import argparse
 import contextlib
@@ -14,7 +21,6 @@ import os
 import re
 import secrets
 import shutil
-import sys
 import tempfile
 import time
 import traceback
@@ -38,10 +44,13 @@ from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
 from lit_project.callbacks import KeyedRandomness, LastCheckpoint, PredictionWriter, RunRecord
-from lit_project.checkpoints import AtomicCheckpointIO, find_checkpoint, read_checkpoint
+from lit_project.callbacks.full_disk import tolerate_full_disk
+from lit_project.callbacks.run_record import describe
+from lit_project.checkpoints import AtomicCheckpointIO, find_checkpoint, holds_only_weights, read_checkpoint
 from lit_project.data import ImagesToPredict
 from lit_project.errors import InputError
 from lit_project.hardware import best_precision, keep_freed_memory
+from lit_project.out_of_memory import explain_out_of_memory
 from lit_project.parse_errors import explain
 from lit_project.resume import newest_run_of, refuse_changes, run_to_continue
 
@@ -74,8 +83,16 @@ class Start(NamedTuple):
     run_dir: Path | None = None
 
 
+#: What a run folder has before anything has happened that would be worth a folder.
+OF_THE_START = {"config.yaml", "run.json", "diff.patch"}
+
+
 class Parser(LightningArgumentParser):
     """Reports a parsing error in one message with the nearest right name, and exits with status 2."""
+
+    def format_help(self, *args: Any) -> str:
+        more = f"\nmore subcommands:\n{commands.overview()}\n" if self.prog == COMMAND else ""
+        return super().format_help(*args) + more
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         parser = getattr(ex, "subcommand_parser", None) or self
@@ -110,6 +127,9 @@ class CLI(LightningCLI):
                 },
             )
         except Exception as error:
+            if hasattr(self, "trainer"):
+                self.record.end(self.trainer, describe(error))
+                error = explain_out_of_memory(error, self.trainer) or error
             fail(error, self.run_dir)
 
     # ---- what can be configured
@@ -158,7 +178,7 @@ class CLI(LightningCLI):
     # ---- from config to objects
 
     def before_instantiate_classes(self) -> None:
-        if self.subcommand != "predict":
+        if self.subcommand != "predict" or "preprocessing" not in (self.checkpoint or {}):
             self._fit_model_to_data()
         self._open_run_folder()
 
@@ -187,7 +207,10 @@ class CLI(LightningCLI):
         plugins = config["plugins"] or []
         plugins = plugins if isinstance(plugins, list) else [plugins]
         config["plugins"] = plugins if _any_is(plugins, CheckpointIO) else [*plugins, AtomicCheckpointIO()]
-        return L.Trainer(**config)
+        trainer = L.Trainer(**config)
+        tolerate_full_disk(trainer)
+        self.record.begin(trainer)
+        return trainer
 
     def _named(self, group: str) -> list[Any]:
         return [part for part in vars(self._get(self.config_init, group)).values() if part is not None]
@@ -224,7 +247,10 @@ class CLI(LightningCLI):
                 callback.max_seconds = _time_limit(trainer_config["max_time"])
                 trainer_config["max_time"] = None
         # the default checkpoints come first: trainer.checkpoint_callback is the first of its kind
-        callbacks = [*named, *own, KeyedRandomness(), RunRecord(self.run_config)]
+        ckpt_path = self.config[self.subcommand].ckpt_path
+        started = {"command": sys.orig_argv, "subcommand": self.subcommand, "ckpt_path": ckpt_path and str(ckpt_path)}
+        self.record = RunRecord(self.run_config, started)
+        callbacks = [*named, *own, KeyedRandomness(), self.record]
         if self.subcommand == "predict":
             output = self.config.predict.output or f"{self.run_dir}/predictions.csv"
             self.writer = PredictionWriter(_output_file(output))
@@ -315,6 +341,9 @@ class CLI(LightningCLI):
 
     def before_predict(self) -> None:
         preprocessing = (self.checkpoint or {}).get("preprocessing")
+        if preprocessing is None and hasattr(self.datamodule, "preprocessing"):
+            self.datamodule.prepare_data()  # plain weights: the data that is given with them says it
+            preprocessing = self.datamodule.preprocessing()
         if preprocessing is None:
             raise InputError("This checkpoint does not say how its images were prepared, so predict cannot use it.")
         self.datamodule = ImagesToPredict(
@@ -372,6 +401,7 @@ class CLI(LightningCLI):
 
 def main() -> None:
     """Run the command line; every error ends in one message and an exit status other than 0."""
+    commands.dispatch(sys.argv)
     _quieten()
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -420,9 +450,15 @@ def _prepare(argv: list[str], folder: Path) -> Start:
     checkpoint = read_checkpoint(path)
     continued = run_to_continue(path, checkpoint) if subcommand == "fit" else None
     del checkpoint["state_dict"]  # Lightning reads the weights again; here they would only take memory
+    if subcommand == "fit" and holds_only_weights(checkpoint):
+        rank_zero_info(f"{_short(path)} holds weights and no training: a new one starts with them at step 0.")
     config = checkpoint.get("config")
-    if not isinstance(config, dict) and not given.config:
-        raise InputError(f"{path} does not carry the config it was trained with: give it with --config.")
+    named = {argument.split("=")[0] for argument in argv} & {"--model", "--model.network", "--data"}
+    if not isinstance(config, dict) and not given.config and not named:
+        raise InputError(
+            f"{path} does not carry the config it was trained with: give it with --config, or options such as "
+            "--model.network."
+        )
     if isinstance(config, dict):
         names |= set(_leaf_names(config.get("model")))
         if subcommand != "fit":  # how it was trained does not say how it is to be tested
@@ -622,7 +658,7 @@ def fail(error: Exception, run_dir: Path | None = None) -> NoReturn:
     message = str(error) if expected else f"{type(error).__name__}: {error}"
     rank_zero = _is_rank_zero()
     made = run_dir is not None and run_dir.is_dir() and rank_zero
-    if expected and made and run_dir and [path.name for path in run_dir.iterdir()] == ["config.yaml"]:
+    if expected and made and run_dir and {path.name for path in run_dir.iterdir()} <= OF_THE_START:
         shutil.rmtree(run_dir)  # nothing has happened yet that would be worth a folder
     elif not expected:
         message += f"\n  raised in {frames[-1].filename}:{frames[-1].lineno}" if frames else ""

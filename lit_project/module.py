@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 
+from lit_project.checkpoints import match_keys
 from lit_project.errors import InputError
 from lit_project.gradient_checkpointing import checkpoint_blocks
 from lit_project.metrics import EpochMetrics
@@ -294,7 +295,8 @@ class ImageClassifier(L.LightningModule):
         self._apply_changed_optimizer_arguments(checkpoint)
         if "state_dict" not in checkpoint:  # FSDP has loaded and checked it already
             return
-        own, given = self.state_dict(), checkpoint["state_dict"]
+        own = self.state_dict()
+        given = checkpoint["state_dict"] = match_keys(checkpoint["state_dict"], own)
         problems = [f"missing here: {key}" for key in own.keys() - given.keys()]
         problems += [f"not in this model: {key}" for key in given.keys() - own.keys()]
         problems += [

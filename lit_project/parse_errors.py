@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from torch import nn, optim
 
+from lit_project import commands
 from lit_project.data.augment import BatchTransform
 
 #: What jsonargparse says about every alternative of a type; it tells nothing about what the user got wrong.
@@ -46,7 +47,7 @@ def _suggestion(message: str, parser: ArgumentParser) -> str:
     if match := re.search(r"Expected a dot import path string: ([\w.]+)|has no attribute '(\w+)'", message):
         return _nearest((match[1] or match[2]).rsplit(".", 1)[-1], _class_names())
     if match := re.search(r"invalid choice: '(\w+)'", message):
-        return _nearest(match[1], ["fit", "validate", "test", "predict"])
+        return _nearest(match[1], ["fit", "validate", "test", "predict", *commands.names()])
     return ""
 
 

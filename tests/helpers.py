@@ -3,10 +3,12 @@
 A process started with ``PYTHONPATH=TESTS`` finds them as ``helpers.Recorder`` and the like.
 """
 
+import contextlib
 import gzip
 import hashlib
 import io
 import pickle
+import resource
 import sys
 import tarfile
 import time
@@ -73,6 +75,42 @@ class NotANumber(Linear):
         return super().forward(images) + 0 * self.zero.sqrt()
 
 
+class Hungry(Linear):
+    """Asks for more memory than any machine can address, in its second step."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits = super().forward(images)
+        if self.training and self.layers[1].weight.grad is not None:  # and there is optimiser state
+            torch.empty(2**58, device=images.device)
+        return logits
+
+
+class Divide(nn.Module):
+    """Divides by a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("divisor", torch.ones(1))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values / self.divisor
+
+
+class Fragile(nn.Module):
+    """A layer that can be made to fail, before one whose statistics it would spoil."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(48, 32))
+        self.divide = Divide()
+        self.norm = nn.BatchNorm1d(32)
+        self.head = nn.Linear(32, num_classes)
+        self.register_buffer("offset", torch.zeros(1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.norm(self.divide(self.stem(images))) + self.offset)
+
+
 class Unordered(Linear):
     """Uses an operation that has no deterministic implementation on any device."""
 
@@ -119,6 +157,49 @@ class Recorder(Callback):
         preprocessing = preprocessing() if callable(preprocessing) else preprocessing
         record = {"batches": self.batches, "mean": preprocessing["mean"], "std": preprocessing["std"]}
         torch.save(record, f"{trainer.state.fn.value}-{trainer.global_rank}.pt")  # type: ignore[union-attr]
+
+
+# ---- what befalls a run
+
+
+class Plant(Callback):
+    """Sets the first value of a weight or buffer before batch ``step`` of the first epoch."""
+
+    def __init__(self, name: str, value: float, step: int = 2) -> None:
+        self.name, self.value, self.step = name, value, step
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx == self.step and trainer.current_epoch == 0:
+            pl_module.state_dict()[self.name].view(-1)[0] = self.value
+
+
+class FullDisk(Callback):
+    """From the start of epoch ``first`` to that of epoch ``end`` there is no room.
+
+    Args:
+        first: first epoch without room.
+        end: first epoch with room again; none by default.
+        limit: bytes a file may have meanwhile.
+        ballast: a file to fill the disk with instead.
+    """
+
+    def __init__(self, first: int, end: int = -1, limit: int = 0, ballast: str = "") -> None:
+        self.first, self.end, self.limit, self.ballast = first, end, limit, ballast
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        if trainer.current_epoch == self.first and self.ballast:
+            with Path(self.ballast).open("wb", buffering=0) as file:
+                for size in (65536, 1):
+                    with contextlib.suppress(OSError):
+                        while file.write(bytes(size)):
+                            pass
+        elif trainer.current_epoch == self.first:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, unlimited))
+        elif trainer.current_epoch == self.end:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, unlimited))
 
 
 def pixels(record: dict[str, Any], images: Tensor) -> Tensor:

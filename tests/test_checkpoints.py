@@ -1,15 +1,21 @@
+import errno
 import os
 import pickle
-import resource
-import subprocess
-import sys
+import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from conftest import TINY, RunCLI, runs
+from helpers import TESTS, in_process
+from PIL import Image
+from torch import Tensor, nn
 
-from lit_project.checkpoints import AtomicCheckpointIO, find_checkpoint, read_checkpoint
+from lit_project.checkpoints import AtomicCheckpointIO, SaveError, find_checkpoint, match_keys, read_checkpoint
+from lit_project.data import Shapes10
 from lit_project.errors import InputError
+from lit_project.module import ImageClassifier
 
 
 class Evil:
@@ -20,29 +26,48 @@ class Evil:
         return Path.touch, (self.marker,)
 
 
-def test_a_failed_write_leaves_the_old_checkpoint_and_no_litter(tmp_path: Path) -> None:
-    """The disk is full half-way: a file size limit makes the kernel refuse the write."""
+# ---- writing
+
+
+def test_a_failed_write_leaves_the_old_checkpoint_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk has room for the file, but not for what fsync would bring to it."""
     path = tmp_path / "last.ckpt"
-    AtomicCheckpointIO().save_checkpoint({"state_dict": {"w": torch.zeros(3)}, "pytorch-lightning_version": "2"}, path)
-    script = (
-        "import sys, torch; from lit_project.checkpoints import AtomicCheckpointIO as IO\n"
-        "IO().save_checkpoint({'state_dict': {'w': torch.ones(1_000_000)}}, sys.argv[1])"
-    )
+    AtomicCheckpointIO().save_checkpoint({"state_dict": {"w": torch.zeros(3)}}, path)
 
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    import signal
-
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(path)],
-        preexec_fn=lambda: (signal.signal(signal.SIGXFSZ, signal.SIG_IGN), limit()),  # type: ignore[func-returns-value]
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode != 0, done.stdout
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(SaveError, match="No space left"):
+        AtomicCheckpointIO().save_checkpoint({"state_dict": {"w": torch.ones(3)}}, path)
     assert torch.equal(read_checkpoint(path)["state_dict"]["w"], torch.zeros(3))
     assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_new_name_is_on_the_disk_before_the_write_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut may undo a rename whose folder was not flushed, and then rotation has deleted the only copy."""
+    flushed: list[tuple[bool, bool]] = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        flushed.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), (tmp_path / "a.ckpt").exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    AtomicCheckpointIO().save_checkpoint({"w": torch.ones(3)}, tmp_path / "a.ckpt")
+    assert flushed == [(False, False), (True, True)], "the file under its temporary name, then the folder"
+
+
+def test_what_a_killed_process_left_half_written_is_cleared_away(tmp_path: Path) -> None:
+    (tmp_path / ".a.ckpt.12345.tmp").write_bytes(bytes(1000))
+    (tmp_path / ".b.ckpt.12345.tmp").write_bytes(bytes(1000))
+    AtomicCheckpointIO().save_checkpoint({"w": torch.ones(3)}, tmp_path / "a.ckpt")
+    assert {path.name for path in tmp_path.iterdir()} == {"a.ckpt", ".b.ckpt.12345.tmp"}
+
+
+# ---- reading
 
 
 def test_loading_runs_no_code(tmp_path: Path) -> None:
@@ -69,11 +94,136 @@ def test_half_a_checkpoint_is_named(tmp_path: Path) -> None:
         read_checkpoint(path)
 
 
-def test_weights_without_a_checkpoint_around_them_are_explained(tmp_path: Path) -> None:
-    for content, missing in (({"fc.weight": torch.ones(2)}, "state_dict"), ({"state_dict": {}}, "lightning_version")):
-        torch.save(content, tmp_path / "x.ckpt")
-        with pytest.raises(InputError, match=missing):
-            read_checkpoint(tmp_path / "x.ckpt")
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+def test_no_command_runs_what_a_checkpoint_brings(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"state_dict": {}, "pytorch-lightning_version": "2", "payload": Evil(tmp_path / "ran")}, "evil.ckpt")
+    images = ["--images=evil.ckpt"] if command == "predict" else []
+    status, _, errors = in_process(monkeypatch, capfd, command, "--ckpt_path=evil.ckpt", *images)
+    assert status == 1
+    assert "evil.ckpt is not a checkpoint that can be trusted" in errors
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["evil.ckpt"]
+
+
+def test_weights_written_on_a_gpu_are_read_without_one(tmp_path: Path) -> None:
+    torch.serialization.register_package(0, lambda storage: "cuda:0", lambda storage, location: None)
+    try:
+        torch.save({"state_dict": {"w": torch.ones(3)}}, tmp_path / "gpu.ckpt")
+    finally:
+        torch.serialization._package_registry.pop(0)
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match="CUDA"):
+            torch.load(tmp_path / "gpu.ckpt", weights_only=True)
+    assert read_checkpoint(tmp_path / "gpu.ckpt")["state_dict"]["w"].device.type == "cpu"
+
+
+@pytest.mark.parametrize("content", [[1, 2], {}, {"epoch": 3, "model": {"w": torch.ones(2)}}, {"state_dict": {}}])
+def test_a_file_without_weights_says_what_it_holds(tmp_path: Path, content: Any) -> None:
+    torch.save(content, tmp_path / "x.pt")
+    held = {list: "a list", dict: "epoch, model" if "epoch" in content else "state_dict"}[type(content)]
+    with pytest.raises(InputError, match=held):
+        read_checkpoint(tmp_path / "x.pt")
+
+
+# ---- names of weights
+
+
+class Block(nn.Module):
+    def __init__(self, wrap: Any = lambda network: network) -> None:
+        super().__init__()
+        self.body = wrap(nn.Sequential(nn.Flatten(), nn.Linear(12, 10)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.body(images)
+
+
+@pytest.mark.parametrize(
+    "rename",
+    [
+        lambda key: f"module.{key}",
+        lambda key: key.replace("network.", "network._orig_mod."),
+        lambda key: "module." + key.replace("body.", "_orig_mod.body.module."),
+        lambda key: key.removeprefix("network."),
+        lambda key: "_orig_mod.module." + key.removeprefix("network."),
+    ],
+    ids=["DDP", "compiled", "nested", "network only", "network only, wrapped"],
+)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_wrappers_in_names_do_not_matter_on_either_side(tmp_path: Path, rename: Any, compiled: bool) -> None:
+    source = ImageClassifier(Block())
+    model = ImageClassifier(Block(torch.compile) if compiled else Block())
+    assert ("network.body._orig_mod.1.weight" in model.state_dict()) == compiled
+    torch.save({rename(key): value for key, value in source.state_dict().items()}, tmp_path / "weights.pt")
+    checkpoint = read_checkpoint(tmp_path / "weights.pt")
+    model.on_load_checkpoint(checkpoint)
+    model.load_state_dict(checkpoint["state_dict"], strict=True)
+    pairs = zip(model.state_dict().values(), source.state_dict().values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_names_that_could_be_two_weights_are_left_alone() -> None:
+    own = {"network.module.w", "network.w", "network.v"}
+    assert match_keys({"w": 1, "module.v": 2, "v": 3, "network.w": 4}, own) == {
+        "w": 1,  # two weights of the model have this name inside wrappers
+        "network.v": 2,
+        "v": 3,  # taken
+        "network.w": 4,
+    }
+
+
+def test_weights_that_are_missing_or_left_over_are_listed(tmp_path: Path) -> None:
+    weights = {f"module.{key}": value for key, value in Block().state_dict().items()}
+    weights["module.head.weight"] = weights.pop("module.body.1.bias")
+    torch.save({"state_dict": weights, "epoch": 3}, tmp_path / "weights.pt")
+    with pytest.raises(InputError) as caught:
+        ImageClassifier(Block()).on_load_checkpoint(read_checkpoint(tmp_path / "weights.pt"))
+    assert "missing here: network.body.1.bias" in str(caught.value)
+    assert "not in this model: module.head.weight" in str(caught.value)
+
+
+# ---- plain files on the command line
+
+
+def test_plain_weights_are_a_start_for_every_command(run_cli: RunCLI, tmp_path: Path) -> None:
+    """``fit`` starts at step 0 with them; ``test`` scores them; ``predict`` prepares images as the given data does."""
+    linear = [*TINY, "--model.network=helpers.Linear"]
+    torch.manual_seed(0)
+    network = nn.Linear(3 * 32 * 32, 10)
+    weights = {f"layers.1.{key}": value for key, value in network.state_dict().items()}
+    torch.save({f"module.{key}": value for key, value in weights.items()}, tmp_path / "bare.pt")
+    torch.save({"arch": "linear", "state_dict": weights}, tmp_path / "named.pt")
+
+    frozen = ["--model.optimizer.lr=0", "--model.scheduler=null"]
+    done = run_cli("fit", *linear, *frozen, "--ckpt_path=bare.pt", PYTHONPATH=TESTS)
+    assert "a new one starts with them at step 0" in done.stderr
+    (run,) = runs(tmp_path)
+    after = read_checkpoint(run / "checkpoints" / "last.ckpt")
+    assert after["global_step"] == 4
+    assert torch.equal(after["state_dict"]["network.layers.1.weight"], network.weight)
+    mean, std = (torch.tensor(after["preprocessing"][name]).view(-1, 1, 1) for name in ("mean", "std"))
+
+    run_cli("test", *linear, "--ckpt_path=named.pt", PYTHONPATH=TESTS)
+    (run,) = runs(tmp_path, "test-*")
+    images, targets = Shapes10(num_test=131).load("test")
+    with torch.no_grad():
+        found = network(((images.permute(0, 3, 1, 2) / 255 - mean) / std).flatten(1)).argmax(1)
+    matrix = torch.zeros(10, 10, dtype=torch.int64).index_put_((targets, found), torch.tensor(1), accumulate=True)
+    written = (run / "confusion_matrix.csv").read_text().splitlines()[1:]
+    assert [[int(cell) for cell in line.split(",")[1:]] for line in written] == matrix.tolist()
+
+    Image.new("RGB", (32, 32), (200, 10, 10)).save(tmp_path / "red.png")
+    options = ["--images=red.png", "--output=red.csv"]
+    run_cli("predict", *linear, "--ckpt_path=named.pt", *options, PYTHONPATH=TESTS)
+    red = torch.tensor([200, 10, 10]).view(-1, 1, 1).expand(-1, 32, 32)
+    with torch.no_grad():
+        probability = network(((red / 255 - mean) / std).flatten()).softmax(0).max().item()
+    (row,) = (tmp_path / "red.csv").read_text().splitlines()[1:]
+    assert float(row.split(",")[2]) == pytest.approx(probability, rel=1e-4)
+
+
+# ---- finding
 
 
 def test_best_and_last_are_those_of_the_newest_run_that_has_them(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
 
 def test_a_time_limit_stops_between_steps_and_each_process_has_its_own(tmp_path: Path, whole: Path) -> None:
     first = cli(tmp_path, "fit", *RUN, "--trainer.max_time=00:00:00:00")
-    assert "steps (its time is up)" in first.stderr
+    assert "Stopped as its time is up" in first.stderr
     (run,) = runs(tmp_path)
     step = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
     assert 0 < step < 30

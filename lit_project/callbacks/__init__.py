@@ -3,6 +3,7 @@
 from lit_project.callbacks.keyed_randomness import KeyedRandomness
 from lit_project.callbacks.last_checkpoint import LastCheckpoint
 from lit_project.callbacks.monitor_check import MonitorCheck
+from lit_project.callbacks.non_finite import NonFinite
 from lit_project.callbacks.prediction_writer import PredictionWriter
 from lit_project.callbacks.progress import ThroughputBar
 from lit_project.callbacks.run_record import RunRecord
@@ -12,6 +13,7 @@ __all__ = [
     "KeyedRandomness",
     "LastCheckpoint",
     "MonitorCheck",
+    "NonFinite",
     "PredictionWriter",
     "RunRecord",
     "TestReport",

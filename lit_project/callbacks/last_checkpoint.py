@@ -11,7 +11,10 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from lit_project.checkpoints import SaveError
+from lit_project.errors import InputError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -49,6 +52,8 @@ class LastCheckpoint(Callback):
         self.every_n_steps = every_n_steps
         #: How long this process may train: ``trainer.max_time``, put here by the command line.
         self.max_seconds = float("inf")
+        #: Why the last save failed; empty when it did not.
+        self.failure = ""
         self._signal: int | None = None
         self._handlers: dict[int, Any] = {}
         self._saving_in: str | None = None
@@ -100,6 +105,13 @@ class LastCheckpoint(Callback):
         if trainer.global_step > self._saved_step:
             self._save(trainer, "end")
 
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.failure and trainer.is_global_zero:
+            raise InputError(
+                f"The training is over, but its last checkpoint {self.path} could not be written: {self.failure}. Make "
+                "room, then go on from the one before with fit --ckpt_path."
+            )
+
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._give_signals_back()
 
@@ -109,11 +121,20 @@ class LastCheckpoint(Callback):
         for logger in trainer.loggers:
             logger.save()  # what was logged before the checkpoint is not logged again after it
         self._saving_in = where
+        failure = ""
         try:
             trainer.save_checkpoint(self.path, weights_only=False)
+        except SaveError as error:  # only the rank that writes gets here
+            failure = str(error.strerror or error)
+            trainer.strategy.barrier("Trainer.save_checkpoint")  # where the others wait for it
         finally:
             self._saving_in = None
-        self._saved_step = trainer.global_step
+        self.failure = trainer.strategy.broadcast(failure)
+        if self.failure:
+            good = "The file before it is still good." if self.path.exists() else "There is no earlier one."
+            rank_zero_warn(f"Checkpoint {self.path} could not be written: {self.failure}. {good}")
+        else:
+            self._saved_step = trainer.global_step
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Write the progress down as it was between the two steps or epochs."""
@@ -145,8 +166,10 @@ class LastCheckpoint(Callback):
         status = self._status(trainer)
         if status is None:
             return
-        reason = {0: "its time is up", 130: "SIGINT", 143: "SIGTERM"}[status]
-        rank_zero_info(f"Stopped after {trainer.global_step} steps ({reason}). To go on: --ckpt_path {self.path}")
+        reason = {0: "as its time is up", 130: "by SIGINT", 143: "by SIGTERM"}[status]
+        rank_zero_info(f"Stopped {reason}, after {trainer.global_step} steps. To go on: fit --ckpt_path {self.path}")
+        if self.failure:
+            raise InputError(f"Stopped {reason}, but {self.path} could not be written: {self.failure}. Make room.")
         raise Stopped(status, reason)
 
     def _status(self, trainer: L.Trainer) -> int | None:

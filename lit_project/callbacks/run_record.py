@@ -1,25 +1,177 @@
-"""Makes each checkpoint self-contained: it carries the config and the preprocessing it was trained with."""
+"""Keeps what a run was made of and how it ended, in ``run.json`` and in each checkpoint."""
 
+import json
+import math
+import os
+import signal
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from lit_project.callbacks.last_checkpoint import Stopped
+from lit_project.checkpoints import write_atomically
+from lit_project.provenance import MAIN_PACKAGES, git_state, machine, versions
+
+RUNNING = "running"
 
 
 class RunRecord(Callback):
-    """Stores the resolved config and the data's preprocessing in every checkpoint, as plain values.
+    """Writes ``run.json`` to the run folder, and makes each checkpoint self-contained.
 
-    With them ``test --ckpt_path X`` and ``predict --ckpt_path X`` need nothing else.
+    ``run.json`` is written when the run begins and again, atomically, when the data is ready and when the run ends. Its
+    ``exit_reason`` is ``finished``, ``failed: …``, or such as ``interrupted by SIGTERM``; it stays ``running`` while the
+    run does, and for ever when the process was killed. What ``git diff`` says goes to ``diff.patch``. A run that goes on in
+    its folder keeps the records of its earlier starts under ``earlier``.
+
+    Every checkpoint has the resolved config and the data's preprocessing as plain values: with them
+    ``test --ckpt_path X`` and ``predict --ckpt_path X`` need nothing else.
 
     Args:
         config: the run's resolved config.
+        started: how it was started, kept as it is: ``command``, ``subcommand``, ``ckpt_path``.
     """
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], started: dict[str, Any] | None = None) -> None:
         self.config = config
+        self.started = started or {}
+        #: What ``run.json`` will say of a run that Lightning ends as usual: change it before an orderly interruption.
+        self.exit_reason = "finished"
+        self._record: dict[str, Any] = {}
+        self._path: Path | None = None  # of rank 0 alone
+
+    # ---- run.json
+
+    def begin(self, trainer: L.Trainer) -> None:
+        """Write what is known at the start. Called before the data is prepared, which may take long or fail."""
+        if not trainer.is_global_zero or self._path:
+            return
+        self._path = Path(trainer.default_root_dir) / "run.json"
+        git = git_state()
+        self._record = {
+            **self.started,
+            "cwd": str(Path.cwd()),
+            "start": _now(),
+            "end": None,
+            "exit_reason": RUNNING,
+            "pid": os.getpid(),
+            "best": None,
+            "metrics": {},
+            "seed": self.config.get("seed_everything"),
+            "git": {"commit": git.commit, "changed": bool(git.patch)} if git else None,
+            "data": None,
+            "machine": {**machine(), "processes": trainer.world_size},
+            "versions": versions(),
+            "config": self.config,
+            "earlier": self._earlier(),
+        }
+        patch = self._path.with_name("diff.patch")
+        if git and git.patch:
+            self._write(patch, git.patch)
+        else:
+            patch.unlink(missing_ok=True)  # of an earlier start in this folder
+        self._write_record()
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.begin(trainer)
+        datamodule = trainer.datamodule  # type: ignore[attr-defined]
+        if self._path and hasattr(datamodule, "fingerprint"):
+            self._record["data"] = datamodule.fingerprint()
+            self._write_record()
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.end(trainer, self.exit_reason)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self.end(trainer, describe(exception))
+
+    def end(self, trainer: L.Trainer, exit_reason: str) -> None:
+        """Write how the run ended; only the first reason counts."""
+        if not self._path or self._record["end"]:
+            return
+        best = best_checkpoint(trainer)
+        self._record |= {
+            "end": _now(),
+            "exit_reason": exit_reason,
+            "best": best and {"path": _relative(best.best_model_path, self._path.parent), **_score(best)},
+            "metrics": {name: value.item() for name, value in trainer.callback_metrics.items()},
+        }
+        self._write_record()
+
+    def _earlier(self) -> list[dict[str, Any]]:
+        assert self._path is not None
+        try:
+            before = json.loads(self._path.read_text())
+        except (OSError, ValueError):
+            return []
+        if before["exit_reason"] == RUNNING:  # two cannot run in one folder
+            before["exit_reason"] = "killed"
+        return [*before.pop("earlier"), before]
+
+    def _write_record(self) -> None:
+        assert self._path is not None
+        self._write(self._path, json.dumps(_valid(self._record), indent=2, default=str, ensure_ascii=False) + "\n")
+
+    def _write(self, path: Path, text: str) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, lambda file: file.write(text.encode(errors="replace")))
+        except OSError as error:
+            rank_zero_warn(f"{path} cannot be written: {error.strerror}.")
+
+    # ---- checkpoints
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        git = git_state()
         checkpoint["config"] = self.config
+        checkpoint["git_commit"] = f"{git.commit}{'-dirty' if git.patch else ''}" if git else None
+        installed = versions()
+        checkpoint["versions"] = {name: installed[name] for name in ("python", *MAIN_PACKAGES) if name in installed}
         datamodule = getattr(trainer, "datamodule", None)
         if datamodule is not None and hasattr(datamodule, "preprocessing"):
             checkpoint["preprocessing"] = datamodule.preprocessing()
+
+
+def best_checkpoint(trainer: L.Trainer) -> ModelCheckpoint | None:
+    """The callback whose best checkpoint is meant by ``best``: the first that monitors something, else the last."""
+    written = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]
+    monitoring = (c for c in written if c.monitor and c.best_model_score is not None)
+    return next(monitoring, written[-1] if written else None)
+
+
+def describe(exception: BaseException) -> str:
+    """An exit reason in one line."""
+    if isinstance(exception, Stopped):
+        return f"interrupted {exception.reason}"
+    if isinstance(exception, KeyboardInterrupt):
+        return f"interrupted by {signal.SIGINT.name}"
+    if isinstance(exception, SIGTERMException):
+        return f"interrupted by {signal.SIGTERM.name}"
+    return f"failed: {type(exception).__name__}: {str(exception).strip() or 'no message'}".split("\n")[0]
+
+
+def _score(callback: ModelCheckpoint) -> dict[str, Any]:
+    score = callback.best_model_score
+    return {"monitor": callback.monitor, "score": None if score is None else score.item()}
+
+
+def _relative(path: str, folder: Path) -> str:
+    inside = Path(path).resolve().is_relative_to(folder.resolve())
+    return str(Path(path).resolve().relative_to(folder.resolve())) if inside else path
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def _valid(value: Any) -> Any:
+    """JSON has no word for NaN and infinity."""
+    if isinstance(value, dict):
+        return {str(key): _valid(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_valid(part) for part in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -598,12 +599,29 @@ def test_what_does_not_fit_into_half_of_the_free_memory_stays_on_disk(
             assert all(map(torch.equal, ours, theirs)), "one batch contract for every placement"
 
 
-def test_the_fingerprint_tells_images_and_splits_apart():
-    def fingerprint(**options: Any) -> dict[str, str]:
-        data = Numbered({"train": 80, "test": 10}, **options)
+# ---- fingerprint
+
+
+def test_a_fingerprint_tells_other_images_targets_order_and_splits() -> None:
+    def prints(change: Callable[[Numbered], None] = lambda data: None, **arguments: Any) -> dict[str, Any]:
+        data = Numbered({"train": 100, "test": 10}, **arguments)
         data.setup("fit")
+        change(data)
         return data.fingerprint()
 
-    assert fingerprint() == fingerprint()
-    assert fingerprint()["train"] != fingerprint(split_seed=1)["train"]
-    assert fingerprint()["train"] != fingerprint()["val"]
+    def pixel(data: Numbered) -> None:
+        data.splits["train"].images[40, 3, 3, 1] ^= 1
+
+    def target(data: Numbered) -> None:
+        data.splits["train"].targets[40] ^= 1
+
+    def order(data: Numbered) -> None:
+        data.splits["train"] = data.splits["train"].select(torch.arange(len(data.splits["train"].targets)).flip(0))
+
+    same = prints()
+    assert same == prints()
+    assert {name: split["images"] for name, split in same.items()} == {"train": 90, "val": 10}
+    for other in (prints(pixel), prints(target), prints(order), prints(split_seed=1)):
+        assert other["train"]["images"] == 90
+        assert other["train"]["sha256"] != same["train"]["sha256"]
+    assert prints(split_seed=1)["val"] != same["val"] == prints(pixel)["val"]
