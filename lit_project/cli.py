@@ -463,6 +463,8 @@ def _prepare(argv: list[str], folder: Path) -> Start:
         names |= set(_leaf_names(config.get("model")))
         if subcommand != "fit":  # how it was trained does not say how it is to be tested
             config = {key: config[key] for key in ("seed_everything", "model", "data") if key in config}
+        else:
+            (config.get("trainer") or {}).pop("max_time", None)  # a limit on the process that wrote it
         changes = [change for key in ("model", "data") for change in _drop_unknown(key, config.get(key))]
         for group in ("callbacks", "loggers"):
             for name in config.get(group, {}).keys() - _default_config()[group].keys():

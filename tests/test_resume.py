@@ -66,7 +66,9 @@ def table(run: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_a_stopped_run_goes_on_in_its_folder_and_ends_bit_identical(
     tmp_path: Path, whole: Path, number: int, status: int
 ) -> None:
@@ -81,6 +83,7 @@ def test_a_stopped_run_goes_on_in_its_folder_and_ends_bit_identical(
     assert kill_test.differences(whole, tmp_path / "runs") == []
 
 
+@pytest.mark.slow
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     # steps of a minute: the first signal would wait for the end of one
     slow = [*RUN, "--data.batch_size=640", "--trainer.callbacks+=helpers.Sleep", "--trainer.callbacks.seconds=60"]
@@ -104,6 +107,7 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("runs/*/checkpoints/last.ckpt"))
 
 
+@pytest.mark.slow
 def test_a_time_limit_stops_between_steps_and_each_process_has_its_own(tmp_path: Path, whole: Path) -> None:
     first = cli(tmp_path, "fit", *RUN, "--trainer.max_time=00:00:00:00")
     assert "Stopped as its time is up" in first.stderr
@@ -144,6 +148,7 @@ PLATEAU = [
 COSINE = ["--model.scheduler=torch.optim.lr_scheduler.CosineAnnealingLR", "--model.scheduler.T_max=-1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheduler", "stop"),
     [
@@ -199,6 +204,7 @@ def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
     assert (run / "checkpoints" / "last.ckpt").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_run_that_early_stopping_ended_is_left_as_it_is(tmp_path: Path) -> None:
     stops = ["--callbacks.early_stopping.patience=1", "--callbacks.early_stopping.min_delta=1.0"]
     cli(tmp_path, "fit", *RUN, "--trainer.max_epochs=9", *stops)
@@ -210,6 +216,7 @@ def test_a_run_that_early_stopping_ended_is_left_as_it_is(tmp_path: Path) -> Non
     assert len(table(run)) == 30
 
 
+@pytest.mark.slow
 def test_an_earlier_checkpoint_starts_a_run_of_its_own_that_knows_the_best(tmp_path: Path) -> None:
     cli(tmp_path, "fit", *RUN, "--callbacks.best.mode=min", "--callbacks.best.monitor=val/loss")
     (run,) = runs(tmp_path)
@@ -223,6 +230,7 @@ def test_an_earlier_checkpoint_starts_a_run_of_its_own_that_knows_the_best(tmp_p
     assert len(runs(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_last_is_the_newest_run_of_the_config_that_is_given(tmp_path: Path) -> None:
     (tmp_path / "wide.yaml").write_text(
         "data: {init_args: {batch_size: 64}}\nmodel: {init_args: {label_smoothing: 0.1}}\n"
@@ -249,6 +257,7 @@ def test_a_requeued_job_goes_on_in_its_folder(tmp_path: Path, whole: Path) -> No
     assert len(runs(tmp_path)) == 2, "another job starts anew"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_killed_while_writing_in_validation_and_anywhere(
     tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch

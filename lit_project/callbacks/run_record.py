@@ -23,10 +23,10 @@ RUNNING = "running"
 class RunRecord(Callback):
     """Writes ``run.json`` to the run folder, and makes each checkpoint self-contained.
 
-    ``run.json`` is written when the run begins and again, atomically, when the data is ready and when the run ends. Its
-    ``exit_reason`` is ``finished``, ``failed: …``, or such as ``interrupted by SIGTERM``; it stays ``running`` while the
-    run does, and for ever when the process was killed. What ``git diff`` says goes to ``diff.patch``. A run that goes on in
-    its folder keeps the records of its earlier starts under ``earlier``.
+    ``run.json`` is written when the run begins and again, atomically, when the data is ready and when the run ends.
+    Its ``exit_reason`` is ``finished``, ``failed: …``, or such as ``interrupted by SIGTERM``; it stays ``running``
+    while the run does, and for ever when the process was killed. What ``git diff`` says goes to ``diff.patch``. A run
+    that goes on in its folder keeps the records of its earlier starts under ``earlier``.
 
     Every checkpoint has the resolved config and the data's preprocessing as plain values: with them
     ``test --ckpt_path X`` and ``predict --ckpt_path X`` need nothing else.
