@@ -79,13 +79,21 @@ def image_folder_options(folder: Path) -> list[str]:
     return [*SHORT, f"--data.root={folder / 'images'}", "--data.batch_size=16"]
 
 
+def resnet_options(folder: Path) -> list[str]:
+    return [*cifar_options(folder), "--model.network.width=4"]
+
+
 DATA_OPTIONS: dict[str, Callable[[Path], list[str]]] = {
     "cifar10.yaml": cifar_options,
+    "cifar10_fast.yaml": cifar_options,
+    "cifar10_resnet18.yaml": resnet_options,
     "image_folder.yaml": image_folder_options,
 }
 TWO_PROCESSES = ["--trainer.accelerator=cpu", "--trainer.devices=2"]
 STEPS = {
     "cifar10.yaml": 5 * CIFAR_PER_BATCH * 9 // 10 // 64,
+    "cifar10_fast.yaml": 5 * CIFAR_PER_BATCH * 98 // 100 // 64,
+    "cifar10_resnet18.yaml": 5 * CIFAR_PER_BATCH * 98 // 100 // 64,
     "image_folder.yaml": 3,
     "trainer/ddp.yaml": 256 // 2 // 64,
 }

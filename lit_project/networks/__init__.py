@@ -7,5 +7,6 @@ A network is any ``nn.Module`` that maps float images ``[batch, channels, height
 from lit_project.networks.resnet import ResNet18
 from lit_project.networks.simple_cnn import SimpleCNN
 from lit_project.networks.timm_model import timm_model
+from lit_project.networks.whitened_cnn import WhitenedCNN
 
-__all__ = ["ResNet18", "SimpleCNN", "timm_model"]
+__all__ = ["ResNet18", "SimpleCNN", "WhitenedCNN", "timm_model"]

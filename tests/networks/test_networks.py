@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torchvision.models import resnet18 as torchvision_resnet18
 
-from lit_project.networks import ResNet18, SimpleCNN, timm_model
+from lit_project.networks import ResNet18, SimpleCNN, WhitenedCNN, timm_model
 
-OURS: dict[str, Callable[..., nn.Module]] = {"SimpleCNN": SimpleCNN, "ResNet18": ResNet18}
+OURS: dict[str, Callable[..., nn.Module]] = {"SimpleCNN": SimpleCNN, "ResNet18": ResNet18, "WhitenedCNN": WhitenedCNN}
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     **OURS,
     "timm resnet18": partial(timm_model, "resnet18"),
@@ -22,7 +22,9 @@ every_network = pytest.mark.parametrize("build", NETWORKS.values(), ids=NETWORKS
 each_of_ours = pytest.mark.parametrize("build", OURS.values(), ids=OURS)
 
 
-@pytest.mark.parametrize(("build", "expected"), [(SimpleCNN, 2_122_378), (ResNet18, 11_173_962)])
+@pytest.mark.parametrize(
+    ("build", "expected"), [(SimpleCNN, 2_122_378), (ResNet18, 11_173_962), (WhitenedCNN, 1_972_792)]
+)
 def test_parameter_count(build: Callable[..., nn.Module], expected: int) -> None:
     assert sum(parameter.numel() for parameter in build().parameters()) == expected
 
@@ -46,6 +48,8 @@ def test_gradients_reach_every_parameter(build: Callable[..., nn.Module]) -> Non
             nn.init.ones_(module.weight)  # timm starts some at zero: in the very first step nothing flows through them
     nn.functional.cross_entropy(network(torch.randn(4, 3, 32, 32)), torch.arange(4)).backward()
     for name, parameter in network.named_parameters():
+        if not parameter.requires_grad:
+            continue
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.any(), name
@@ -129,6 +133,10 @@ def test_resnet_names_expected_and_given_shape(shape: list[int]) -> None:
         (ResNet18, {"num_classes": 1}, "num_classes must be at least 2, got 1"),
         (ResNet18, {"in_channels": 0}, "in_channels must be at least 1, got 0"),
         (ResNet18, {"width": 0}, "width must be at least 1, got 0"),
+        (WhitenedCNN, {"num_classes": 1}, "num_classes must be at least 2, got 1"),
+        (WhitenedCNN, {"in_channels": 0}, "in_channels must be at least 1, got 0"),
+        (WhitenedCNN, {"widths": [64, 0, 64]}, "each at least 1, got [64, 0, 64]"),
+        (WhitenedCNN, {"widths": (64, 128)}, "three numbers, each at least 1, got [64, 128]"),
     ],
     ids=str,
 )
