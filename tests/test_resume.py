@@ -270,3 +270,16 @@ def test_killed_while_writing_in_validation_and_anywhere(
     assert status == 0, (tmp_path / "killed" / "out.log").read_text()
     assert len(done) >= 2
     assert kill_test.differences(tmp_path / "whole", tmp_path / "killed") == []
+
+
+@pytest.mark.slow
+def test_ranks_stop_together_and_go_on(tmp_path: Path) -> None:
+    ranks = [*RUN, "--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "cut").mkdir()
+    cli(tmp_path / "whole", "fit", *ranks)
+    code, output = stop(tmp_path / "cut", *ranks, rows=2)  # the signal reaches the first rank alone
+    assert code == 143, output
+    assert output.count("Stopped by SIGTERM") == 1
+    cli(tmp_path / "cut", "fit", "--ckpt_path=last")
+    assert kill_test.differences(tmp_path / "whole" / "runs", tmp_path / "cut" / "runs") == []
