@@ -59,8 +59,8 @@ PACKAGE = Path(__file__).parent
 CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"
 #: What flows from the data to every part of the model that has a parameter of this name.
 DATA_FACTS = ("num_classes", "class_names", "in_channels", "image_size")
-#: Stands in configs for the folder of the run; replaced when the objects are made, kept in the saved config.
-RUN_DIR = "{run_dir}"
+#: Stand in configs for the run's folder and its name; replaced when the objects are made, kept in the saved config.
+RUN_DIR, RUN_NAME = "{run_dir}", "{run_name}"
 COMMAND = f"python -m {__package__}.cli"
 #: Options that say what to do with a run, not what it is made of: they are not part of its config.
 ACTION_KEYS = ("config", "ckpt_path", "images", "output", "force_resume")
@@ -184,7 +184,9 @@ class CLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         # a saved config must not point at the folder of the run that saved it, so self.config keeps the placeholder
-        config, self.config = self.config, _replaced(self.config, RUN_DIR, str(self.run_dir))
+        assert self.run_dir is not None
+        config = self.config
+        self.config = _replaced(_replaced(config, RUN_DIR, str(self.run_dir)), RUN_NAME, self.run_dir.name)
         try:
             super().instantiate_classes()
         finally:
