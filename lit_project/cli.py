@@ -304,8 +304,9 @@ class CLI(LightningCLI):
             config.pop(key, None)
         dump = self._parser(self.subcommand).dump(config, skip_none=False, skip_validation=True, format="yaml")
         self.run_config = yaml.safe_load(dump)
-        if self.subcommand == "fit" and self.checkpoint and not self.config.fit.force_resume:
-            refuse_changes(self.checkpoint.get("config") or {}, self.run_config)
+        resumed = self.subcommand == "fit" and self.checkpoint and "loops" in self.checkpoint
+        if resumed and self.checkpoint and "config" in self.checkpoint and not self.config.fit.force_resume:
+            refuse_changes(self.checkpoint["config"], self.run_config)
         root = Path(config.trainer.default_root_dir or "runs").expanduser().absolute()
         job = f"-job{os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
         name = f"{self.subcommand}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}{job}"

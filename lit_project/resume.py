@@ -47,7 +47,7 @@ def newest_run_of(configs: list[dict[str, Any]], runs: Path) -> Path:
             return path
     have = f"none of the {len(found)} runs there has this config" if found else "no run there has a checkpoint"
     raise InputError(
-        f"--ckpt_path last: there is nothing to go on from in {runs.resolve()}: {have} 'last.ckpt'. Start anew without "
+        f"--ckpt_path last: there is nothing to go on from in {runs.resolve()}: {have}. Train first, that is without "
         "--ckpt_path, or give the path of a checkpoint file or of a run folder."
     )
 

@@ -73,7 +73,7 @@ def test_last_is_the_final_epoch_and_best_the_best(run_cli: RunCLI, tmp_path: Pa
     run_cli("fit", *TINY, "--trainer.max_epochs=3", "--callbacks.best.monitor=train/acc", "--callbacks.best.mode=min")
     (run,) = runs(tmp_path)
     last, best = (read_checkpoint(run / "checkpoints" / f"{name}.ckpt") for name in ("last", "best"))
-    assert last["epoch"] == 2
+    assert last["epoch"] == 3, "three are over"
     assert last["global_step"] == 12
     accuracies = [float(row["train/acc"]) for row in rows(run / "csv" / "metrics.csv") if row.get("train/acc")]
     assert best["epoch"] == accuracies.index(min(accuracies))
@@ -141,9 +141,8 @@ def test_extra_callbacks_are_added_and_default_ones_stay(run_cli: RunCLI, tmp_pa
     states = read_checkpoint(run / "checkpoints" / "last.ckpt")["callbacks"]
     assert sorted(Path(s["dirpath"]).name for key, s in states.items() if key.startswith("ModelCheckpoint")) == [
         "checkpoints",
-        "checkpoints",
         "every",
-    ], "best and last once each, beside the one that was added"
+    ], "the default one once, beside the one that was added"
     (stopping,) = (state for key, state in states.items() if key.startswith("EarlyStopping"))
     assert stopping["patience"] == 77, "the user's takes the default one's place"
     assert list((tmp_path / "every").iterdir())
@@ -247,16 +246,21 @@ def test_best_and_run_folder_name_the_checkpoint(run_cli: RunCLI, tmp_path: Path
 
 def test_an_explicit_argument_wins_over_the_checkpoint(run_cli: RunCLI, tiny_run: Path, tmp_path: Path) -> None:
     """Lightning 2.6 lets the checkpoint's hyper-parameters beat the command line."""
-    last = f"--ckpt_path={tiny_run / 'checkpoints' / 'last.ckpt'}"
-    run_cli("fit", last, "--trainer.max_epochs=3", "--model.label_smoothing=0.3")
-    run_cli("fit", last, "--trainer.max_epochs=3", "--model.optimizer.lr=0.001", "--model.scheduler=null")
-    run_cli("test", last, "--data.num_test=64")
-    fitted, slower, tested = runs(tmp_path)
+    fitted, slower = (tmp_path / "runs" / name for name in ("fit-1", "fit-2"))
+    force = ["--trainer.max_epochs=3", "--force_resume=true"]
+    for run, changed in (
+        (fitted, ["--model.label_smoothing=0.3"]),
+        (slower, ["--model.optimizer.lr=0.001", "--model.scheduler=null"]),
+    ):
+        shutil.copytree(tiny_run, run)
+        run_cli("fit", f"--ckpt_path={run}", *force, *changed)
+    run_cli("test", f"--ckpt_path={tiny_run}", "--data.num_test=64")
+    (tested,) = runs(tmp_path, "test-*")
     (group,) = read_checkpoint(slower / "checkpoints" / "last.ckpt")["optimizer_states"][0]["param_groups"]
     assert group["lr"] == 0.001, "not the rate in the optimiser's saved state"
     after = read_checkpoint(fitted / "checkpoints" / "last.ckpt")
     assert after["hyper_parameters"]["label_smoothing"] == 0.3
-    assert after["epoch"] == 2, "resumed, not started anew"
+    assert after["global_step"] == 12, "resumed, not started anew"
     assert config_of(fitted)["data"] == config_of(tiny_run)["data"], "what was not given comes from the checkpoint"
     assert config_of(tested)["data"]["init_args"]["num_test"] == 64
 

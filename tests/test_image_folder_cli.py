@@ -125,7 +125,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 def test_fit_finds_the_classes_and_learns_them(trained: Trained) -> None:
-    assert "ImageFolder: 144 train images." in trained.notes, "neither junk nor hidden files"
+    assert "ImageFolder: 144 train images, kept in: memory" in trained.notes, "neither junk nor hidden files"
     assert "1 .txt" in trained.notes, "what is not read is counted"
     model = ImageClassifier.load_from_checkpoint(trained.best)
     assert model.class_names == list(COLOURS)
@@ -290,7 +290,7 @@ def test_skipping_trains_on_the_rest_and_val_may_lack_a_class(
     done = run_cli(*FIT, *ONE_BATCH, f"--data.root={root}", *skip, RECORD, PYTHONPATH=TESTS)
     assert "3 of 43 images cannot be read" in done.stderr
     assert all(str(path) in done.stderr for path in broken)
-    assert "ImageFolder: 36 train images." in done.stderr, "4 are cut off for testing"
+    assert "ImageFolder: 36 train images, kept in: memory" in done.stderr, "4 are cut off for testing"
     assert "The val data has no image of blue" in done.stderr
     val = [batch["targets"] for batch in torch.load(tmp_path / "fit-0.pt")["batches"] if batch["kind"] == "val"]
     assert torch.cat(val).tolist() == [1] * 5
@@ -357,5 +357,5 @@ def test_any_number_of_workers(run_cli: RunCLI, tmp_path: Path, data: str, worke
         (tmp_path / CIFAR10.source.filename).write_bytes(small_cifar10()[0])
         options = ["--data=helpers.SmallCIFAR10", f"--data.data_dir={tmp_path}", *ONE_BATCH]
     done = run_cli("fit", *options, f"--data.num_workers={workers}", PYTHONPATH=TESTS)
-    counted = Counter(line.split(":")[0] for line in done.stderr.splitlines() if line.endswith(" images."))
+    counted = Counter(line.split(":")[0] for line in done.stderr.splitlines() if "images, kept in" in line)
     assert counted == {data: 2}, "loaded once a split, by the main process only"

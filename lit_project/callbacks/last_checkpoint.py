@@ -108,8 +108,8 @@ class LastCheckpoint(Callback):
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.failure and trainer.is_global_zero:
             raise InputError(
-                f"The training is over, but its last checkpoint {self.path} could not be written: {self.failure}. Make "
-                "room, then go on from the one before with fit --ckpt_path."
+                f"The training is over, but its last checkpoint {self.path} could not be written: {self.failure}. "
+                f"{self._good()} Make room, then go on from there with fit --ckpt_path."
             )
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -131,10 +131,14 @@ class LastCheckpoint(Callback):
             self._saving_in = None
         self.failure = trainer.strategy.broadcast(failure)
         if self.failure:
-            good = "The file before it is still good." if self.path.exists() else "There is no earlier one."
-            rank_zero_warn(f"Checkpoint {self.path} could not be written: {self.failure}. {good}")
+            rank_zero_warn(f"Checkpoint {self.path} could not be written: {self.failure}. {self._good()}")
         else:
             self._saved_step = trainer.global_step
+
+    def _good(self) -> str:
+        """Which file still holds an earlier state of the run."""
+        good = next((path for path in (self.path, *sorted(self.path.parent.glob("*.ckpt"))) if path.is_file()), None)
+        return f"The last good checkpoint is {good}." if good else "There is no earlier checkpoint."
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Write the progress down as it was between the two steps or epochs."""
@@ -169,7 +173,7 @@ class LastCheckpoint(Callback):
         reason = {0: "as its time is up", 130: "by SIGINT", 143: "by SIGTERM"}[status]
         rank_zero_info(f"Stopped {reason}, after {trainer.global_step} steps. To go on: fit --ckpt_path {self.path}")
         if self.failure:
-            raise InputError(f"Stopped {reason}, but {self.path} could not be written: {self.failure}. Make room.")
+            raise InputError(f"Stopped {reason}, but {self.path} could not be written: {self.failure}. {self._good()}")
         raise Stopped(status, reason)
 
     def _status(self, trainer: L.Trainer) -> int | None:

@@ -150,7 +150,7 @@ class ThroughputBar(ProgressBar):
                 TextColumn("{task.description:<12}", table_column=Column(no_wrap=True)),
                 BarColumn(bar_width=12, table_column=Column(no_wrap=True)),
                 MofNCompleteColumn(table_column=Column(no_wrap=True)),
-                TextColumn("{task.fields[text]}"),
+                TextColumn("{task.fields[text]}", table_column=Column()),
                 console=self._console,
                 auto_refresh=False,
             )
