@@ -15,6 +15,7 @@ if __name__ == "__main__":
 
 import argparse
 import contextlib
+import gc
 import inspect
 import logging
 import os
@@ -333,6 +334,7 @@ class CLI(LightningCLI):
         self.stopped_early = self.continued is not None and self._has_stopped_early()
         if not self.stopped_early:
             keep_freed_memory()
+            gc.freeze()  # what has been imported lives as long as the run: no use in looking through it again and again
             self.trainer.fit(**kwargs)
 
     def _has_stopped_early(self) -> bool:

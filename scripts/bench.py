@@ -107,14 +107,14 @@ def tutorial(root: Path, epochs: int, workers: int = 0) -> dict[str, Any]:
 
 
 def run(*command: str, **env: str) -> str:
-    """Run a Python command in a process of its own and return its output."""
+    """Run a Python command in a process of its own and return what it printed."""
     path = os.pathsep.join([str(SCRIPTS), str(SCRIPTS.parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, *command], env=os.environ | {"PYTHONPATH": path} | env, capture_output=True, text=True
     )
     if done.returncode:
         sys.exit(f"{command} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return done.stdout + done.stderr
+    return done.stdout
 
 
 def run_tutorial(root: Path, epochs: int) -> dict[str, Any]:

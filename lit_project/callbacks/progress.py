@@ -28,7 +28,7 @@ class ThroughputBar(ProgressBar):
         line_seconds: time between two lines where there is no terminal.
     """
 
-    def __init__(self, refresh_seconds: float = 0.5, line_seconds: float = 60.0) -> None:
+    def __init__(self, refresh_seconds: float = 1.0, line_seconds: float = 60.0) -> None:
         super().__init__()
         self.refresh_seconds = refresh_seconds
         self.line_seconds = line_seconds
