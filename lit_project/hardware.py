@@ -27,13 +27,55 @@ def best_precision(device: torch.device) -> tuple[str, str]:
     return "32-true", f"the safe choice on {device.type}"
 
 
-def available_memory() -> int | None:
-    """Bytes that can be allocated without swapping; ``None`` where the system does not say (macOS, Windows)."""
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that can be allocated without swapping; ``None`` where the system does not say (macOS, Windows).
+
+    A container or a job may be allowed less than the machine has: the limits of its control groups count as well.
+    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html
+
+    Args:
+        root: where the system's files are.
+    """
+    lines = _lines(root / "proc/meminfo")
+    free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return min(free + _left_by_control_groups(root)) if free else None
+
+
+def _left_by_control_groups(root: Path) -> list[int]:
+    left = []
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, name = line.split(":", 2)
+        if controllers == "":  # version 2
+            top, limit, usage, cache = root / "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):  # version 1
+            top, limit, usage = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cache = "total_inactive_file"
+        else:
+            continue
+        # a group is bound by the groups above it as well; a container may see only its own, as the topmost
+        group = top / name.strip("/")
+        for folder in (group, *group.parents):
+            allowed, used = _number(folder / limit), _number(folder / usage)
+            if allowed is not None and used is not None:
+                words = [line.split() for line in _lines(folder / "memory.stat")]
+                cached = sum(int(count) for name, count in words if name == cache)  # given up when memory is asked for
+                left.append(max(0, allowed - used + cached))
+            if folder == top:
+                break
+    return left
+
+
+def _number(file: Path) -> int | None:
+    """``None`` for "max", or where there is no such file."""
+    text = "".join(_lines(file))
+    return int(text) if text.isdigit() else None
+
+
+def _lines(path: Path) -> list[str]:
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        return path.read_text().splitlines()
     except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+        return []
 
 
 def keep_freed_memory() -> None:

@@ -14,7 +14,8 @@ from lightning.pytorch.utilities import rank_zero_only
 class CSVLogger(Logger):
     """Writes ``metrics.csv``: one row for each step at which anything was logged, ``epoch`` and ``step`` first.
 
-    What one step logs in several turns becomes one row. A metric that appears later gets its column at the end.
+    What one step logs in several turns becomes one row. A metric that appears later gets its column at the end. A file
+    that is there is replaced, unless ``resume_at`` says that its run goes on.
 
     Args:
         save_dir: the folder.
@@ -25,7 +26,7 @@ class CSVLogger(Logger):
         self.file = Path(save_dir) / "metrics.csv"
         self._columns = ["epoch", "step"]
         self._row: dict[str, Any] = {}
-        self._row_start = 0  # in bytes
+        self._row_start = 0  # in bytes; 0 while the file is none of this run's
 
     @property
     def name(self) -> str:
@@ -49,9 +50,10 @@ class CSVLogger(Logger):
             return
         with self.file.open(newline="") as file:
             reader = csv.DictReader(file)
-            self._columns = list(reader.fieldnames or self._columns)
-            rows = [row for row in reader if row["step"] and int(row["step"]) < step]
-        self._write(rows)
+            columns = list(reader.fieldnames or self._columns)
+            # a row without all columns was being written when the machine went down
+            rows = [row for row in reader if None not in row.values() and row["step"] and int(row["step"]) < step]
+        self._write(columns, rows)
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
@@ -73,13 +75,13 @@ class CSVLogger(Logger):
         if not self._row:
             return
         new = sorted(self._row.keys() - set(self._columns))
-        if new or not self.file.is_file():
+        begun = self._row_start > 0 and self.file.is_file()
+        if new or not begun:
             rows: list[dict[str, Any]] = []
-            if self.file.is_file():
+            if begun:
                 with self.file.open(newline="") as file:
                     rows = [row for row in csv.DictReader(file) if row["step"] != str(self._row["step"])]
-            self._columns += new
-            self._write(rows)
+            self._write([*self._columns, *new], rows)
         with self.file.open("r+", newline="") as file:
             file.seek(self._row_start)
             csv.DictWriter(file, self._columns).writerow(self._row)
@@ -90,14 +92,15 @@ class CSVLogger(Logger):
         """Write what is left."""
         self.save()
 
-    def _write(self, rows: list[dict[str, Any]]) -> None:
+    def _write(self, columns: list[str], rows: list[dict[str, Any]]) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.file.with_name(f".{self.file.name}.{os.getpid()}.tmp")
         with temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self._columns)
+            writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(rows)
         temporary.replace(self.file)
+        self._columns = columns
         self._row_start = self.file.stat().st_size
 
 

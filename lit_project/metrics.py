@@ -113,8 +113,10 @@ class EpochMetrics(nn.Module):
         return {"states": states, "buffer": list(self._buffer)}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Go on from a snapshot, in place of what has been seen."""
+        """Go on from a snapshot, in place of what has been seen; from nothing, if it is one of other metrics."""
         self.reset()
+        if snapshot["states"].keys() != self.snapshot()["states"].keys():
+            return
         device = self.loss.device
         for name, metric in self._metrics():
             for state in metric._defaults:

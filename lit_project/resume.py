@@ -27,8 +27,13 @@ def run_to_continue(path: Path, checkpoint: dict[str, Any]) -> Path | None:
     last = path.parent / "last.ckpt"
     if "loops" not in checkpoint or not (folder / "config.yaml").is_file():
         return None
-    if last.is_file() and last != path and read_checkpoint(last)["global_step"] > checkpoint["global_step"]:
-        return None
+    if last.is_file() and last != path:
+        try:
+            newest = read_checkpoint(last)["global_step"]
+        except InputError:  # it is damaged, which may be why another was chosen
+            return None
+        if newest > checkpoint["global_step"]:
+            return None
     return folder
 
 
@@ -45,7 +50,9 @@ def newest_run_of(configs: list[dict[str, Any]], runs: Path) -> Path:
         wanted = {key: value for config in configs for key, value in _leaves(_optimisation(config))}
         if all(_same(had.get(key), value) for key, value in wanted.items()):
             return path
-    have = f"none of the {len(found)} runs there has this config" if found else "no run there has a checkpoint"
+    have = (
+        f"none of the {len(found)} runs there has this config" if found else "no run there has a checkpoint 'last.ckpt'"
+    )
     raise InputError(
         f"--ckpt_path last: there is nothing to go on from in {runs.resolve()}: {have}. Train first, that is without "
         "--ckpt_path, or give the path of a checkpoint file or of a run folder."

@@ -1,4 +1,5 @@
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,3 +91,45 @@ def test_confusion_rows_are_true_classes() -> None:
     metrics.update(logits, torch.tensor([0, 1, 2]), torch.tensor(0.0))
     assert metrics.confusion_matrix().tolist() == [[1, 0, 0], [1, 0, 0], [0, 0, 1]]
     assert metrics.compute()["test/acc"].item() == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("buffer_size", [1, 100, 8192])
+def test_an_epoch_that_is_taken_up_again_has_bit_identical_values(tmp_path: Path, buffer_size: int) -> None:
+    """From nothing but the file, with the batches before and after the break in and beyond the buffer."""
+    data = batches([64] * 7 + [3])
+    expected = compute(EpochMetrics(4, "train", buffer_size), data)
+    stopped, resumed = (EpochMetrics(4, "train", buffer_size) for _ in range(2))
+    for logits, targets in data[:5]:
+        stopped.update(logits, targets, torch.nn.functional.cross_entropy(logits, targets))
+    torch.save(stopped.snapshot(), tmp_path / "snapshot.pt")
+    compute(resumed, batches([9]))  # what it has seen before is forgotten
+    resumed.update(*batches([9])[0], torch.tensor(1.0))
+    resumed.restore(torch.load(tmp_path / "snapshot.pt", weights_only=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compute(resumed, data[5:]) == expected
+        assert compute(stopped, data[5:]) == expected, "taking a snapshot changes nothing"
+
+
+def test_a_snapshot_stays_as_it_was_taken() -> None:
+    data = batches([64] * 4)
+    metrics = EpochMetrics(4, "train", buffer_size=100)
+    metrics.update(*data[0], torch.tensor(1.0))
+    snapshot = metrics.snapshot()
+    expected = EpochMetrics(4, "train", buffer_size=100)
+    expected.restore(snapshot)
+    compute(metrics, data[1:])
+    again = EpochMetrics(4, "train", buffer_size=100)
+    again.restore(snapshot)
+    assert compute(again, data[1:]) == compute(expected, data[1:])
+
+
+def test_a_snapshot_of_other_metrics_leaves_an_empty_epoch() -> None:
+    """So a checkpoint can be tested after a metric was added to the code."""
+    ((logits, targets),) = batches([20])
+    metrics = EpochMetrics(4, "train")
+    metrics.update(logits, targets, torch.tensor(1.0))
+    snapshot = metrics.snapshot()
+    del snapshot["states"]["f1.tp"]
+    metrics.restore(snapshot)
+    assert compute(metrics, batches([20])) == compute(EpochMetrics(4, "train"), batches([20]))
