@@ -38,7 +38,14 @@ import torch
 import yaml
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import (
+    Callback,
+    EarlyStopping,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    ProgressBar,
+    WeightAveraging,
+)
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import CheckpointIO
@@ -230,6 +237,8 @@ class CLI(LightningCLI):
             unwanted.append(LearningRateMonitor)  # it refuses to run without a logger
         if trainer_config["enable_progress_bar"] is False:
             unwanted.append(ProgressBar)
+        if self.subcommand != "fit":
+            unwanted.append(WeightAveraging)  # the checkpoint's weights are the average already; it would warn of them
         if self.subcommand != "fit" and not _any_is(own, ModelCheckpoint):
             trainer_config["enable_checkpointing"] = False
         if trainer_config["enable_checkpointing"] is False or trainer_config["fast_dev_run"]:

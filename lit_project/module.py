@@ -102,7 +102,8 @@ class ImageClassifier(L.LightningModule):
         self.train_metrics = EpochMetrics(num_classes, "train")
         self.val_metrics = EpochMetrics(num_classes, "val")
         self.test_metrics = EpochMetrics(num_classes, "test")
-        self.register_buffer("loss_weight", None, persistent=False)
+        # not a buffer: an average of the weights pairs its buffers with those that there were before the data was known
+        self.loss_weight: Tensor | None = None
         # the lengths, in a resumed checkpoint, of a schedule that spans the whole run
         self._saved_lengths: dict[str, int] = {}
 
@@ -121,15 +122,13 @@ class ImageClassifier(L.LightningModule):
         return logits.float()
 
     def setup(self, stage: str) -> None:
-        """Check that the data has the classes the model was made for, and weigh them."""
+        """Check that the data has the classes the model was made for; compile the network."""
         data_names = getattr(self._datamodule, "class_names", None)
         if self.class_names and data_names and list(data_names) != list(self.class_names):
             raise InputError(
                 f"The model has {_listing(self.class_names)}, but the data has {_listing(data_names)}. "
                 "Point --data at data with the model's classes, or train a new model on this data."
             )
-        if stage == "fit" and self.class_weights != "none":
-            self.loss_weight = self._loss_weight()
         if self.compile_mode:
             # in place, so that the names in checkpoints stay those of the plain network
             self.network.compile(mode=None if self.compile_mode is True else self.compile_mode)
@@ -246,7 +245,9 @@ class ImageClassifier(L.LightningModule):
         return [name for name in _LENGTH_ARGUMENTS if arguments.get(name, 0) in (-1, None)]
 
     def on_fit_start(self) -> None:
-        """Let a network that begins from the data, such as by whitening it, see some thousand images."""
+        """Weigh the classes; let a network that begins from the data, such as by whitening it, see some images."""
+        if self.class_weights != "none":
+            self.loss_weight = self._loss_weight()
         initialise = getattr(self.network, "init_from_data", None)
         images = getattr(self._datamodule, "sample_images", None)
         # a resumed run, or one that starts from given weights, has them already
@@ -321,11 +322,16 @@ class ImageClassifier(L.LightningModule):
         changed = {name: value for name, value in now.get("init_args", {}).items() if saved.get(name) != value}
         for state in checkpoint.get("optimizer_states", []):
             for group in state["param_groups"]:
+                rate, first = group["lr"], group.get("initial_lr")
                 group.update({name: value for name, value in changed.items() if name in group})
-                if "lr" in changed and "initial_lr" in group:
-                    group["initial_lr"] = changed["lr"]
+                if "lr" in changed and first is not None:
+                    # as far down as the schedule has come; OneCycleLR and CyclicLR have rates of their own
+                    scale = changed["lr"] / first if first and first == saved.get("lr") else 1.0
+                    group["lr"], group["initial_lr"] = rate * scale, first * scale
         for state in checkpoint.get("lr_schedulers", []) if "lr" in changed else []:
-            state["base_lrs"] = [changed["lr"]] * len(state.get("base_lrs", []))
+            state["base_lrs"] = [
+                changed["lr"] if rate == saved.get("lr") else rate for rate in state.get("base_lrs", [])
+            ]
 
     # ---- internals
 

@@ -58,7 +58,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "in one Sequential": (lambda: nn.Sequential(*Blocks().blocks, nn.AdaptiveAvgPool2d(1)), 32, 2),
     "torchvision ResNet": (lambda: torchvision.models.resnet18(num_classes=10), 32, 8),
     "torchvision ConvNeXt": (lambda: torchvision.models.convnext_tiny(num_classes=10), 32, 22),
-    "torchvision ViT": (lambda: torchvision.models.vit_b_16(num_classes=10, image_size=32, dropout=0.1), 32, 12),
+    "torchvision ViT": (lambda: torchvision.models.VisionTransformer(32, 8, 3, 2, 64, 128, 0.1, num_classes=10), 32, 3),
     "timm ResNet": (lambda: timm_model("resnet18"), 32, 8),
     "timm ViT": (lambda: timm_model("test_vit"), 160, 6),
 }

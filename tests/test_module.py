@@ -1,5 +1,6 @@
 """The LightningModule in Python: schedules, weights, clipping, checkpoints."""
 
+import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.pytorch.callbacks import Callback, EarlyStopping, EMAWeightAveraging
 from lightning.pytorch.cli import ReduceLROnPlateau
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR, StepLR
@@ -278,3 +279,228 @@ def test_metrics_equal_a_hand_count_with_validation_in_mid_epoch(tmp_path: Path)
     for stage, size in (("train", 160), ("val", 20)):
         assert len(model.hits[stage]) == size
         assert fit.callback_metrics[f"{stage}/acc"] == pytest.approx(sum(model.hits[stage]) / size)
+
+
+# ---- what a resumed run may change
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        None,
+        partial(WarmupCosine, total_steps=-1),
+        partial(CosineAnnealingLR, T_max=-1),
+        partial(StepLR, step_size=1, gamma=0.5),
+        partial(OneCycleLR, max_lr=0.1, total_steps=-1, cycle_momentum=False),
+    ],
+)
+def test_a_changed_learning_rate_keeps_its_place_in_the_schedule(
+    tmp_path: Path, scheduler: partial[LRScheduler] | None
+) -> None:
+    """Stopped in mid-epoch and resumed with half the rate: from there on, it is as if it had been half all along."""
+
+    class Save(Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+            if trainer.global_step == 13:
+                trainer.save_checkpoint(tmp_path / "13.ckpt")
+
+    def rates(rate: float, checkpoint: Path | None = None) -> list[float]:
+        steps = Steps()
+        model = ImageClassifier(linear(), partial(torch.optim.SGD, lr=rate), scheduler)
+        # as from the command line
+        model.save_hyperparameters({"optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": rate}}})
+        callbacks = [steps] if checkpoint or rate == 0.05 else [Save()]
+        trainer(tmp_path, callbacks=callbacks).fit(model, datamodule=ten_batches(), ckpt_path=checkpoint)
+        return steps.rates
+
+    straight = rates(0.05)
+    rates(0.1)
+    resumed = rates(0.05, tmp_path / "13.ckpt")
+    assert len(resumed) == 7
+    assert resumed == pytest.approx(straight[13:])
+
+
+# ---- averaged weights
+
+
+def with_batch_norm() -> nn.Module:
+    layers = [nn.Conv2d(3, 10, 3, 2, bias=False), nn.BatchNorm2d(10), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(10, 10))
+
+
+def test_averaged_weights_are_those_of_the_formula_and_go_into_checkpoints(tmp_path: Path) -> None:
+    """Also with class weights, which are known only after the average was set up."""
+    seen: list[dict[str, torch.Tensor]] = []
+
+    class Weights(Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+            seen.append({key: value.clone() for key, value in pl_module.state_dict().items()})
+
+        def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            trainer.save_checkpoint(tmp_path / "model.ckpt")
+
+    model = ImageClassifier(
+        with_batch_norm(), partial(torch.optim.SGD, lr=0.1), class_weights=[float(k + 1) for k in range(10)]
+    )
+    callbacks = [Weights(), EMAWeightAveraging(decay=0.9)]
+    trainer(tmp_path, max_epochs=1, callbacks=callbacks).fit(model, datamodule=ten_batches())
+    average = dict(seen[0])
+    for weights in seen[1:]:
+        for key in (key for key, value in weights.items() if value.is_floating_point()):
+            average[key] = 0.9 * average[key] + 0.1 * weights[key]
+    saved = torch.load(tmp_path / "model.ckpt", weights_only=True)["state_dict"]
+    for key in (key for key, value in average.items() if value.is_floating_point()):
+        torch.testing.assert_close(saved[key], average[key])
+        torch.testing.assert_close(model.state_dict()[key], average[key])
+        assert not torch.allclose(average[key], seen[-1][key])
+    assert model.loss_weight is not None
+    assert model.loss_weight.tolist() == [float(k + 1) for k in range(10)]
+
+
+# ---- compiled networks
+
+
+def test_a_compiled_run_has_the_weights_names_and_checkpoints_of_a_plain_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[dict[str, Any]] = []
+    original = torch.compile
+
+    def compile(function: Any, **options: Any) -> Any:  # without the C++ compiler, which takes a minute
+        compiled.append(options)
+        return original(function, backend="aot_eager")
+
+    monkeypatch.setattr(torch, "compile", compile)
+
+    def run(name: str, mode: bool | str, checkpoint: Path | None = None, epochs: int = 1) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = ImageClassifier(with_batch_norm(), partial(torch.optim.SGD, lr=0.1), compile=mode)
+        fit = trainer(tmp_path, max_epochs=epochs, callbacks=[EMAWeightAveraging(decay=0.9)])
+        fit.fit(model, datamodule=ten_batches(), ckpt_path=checkpoint)
+        fit.save_checkpoint(tmp_path / name)
+        return torch.load(tmp_path / name, weights_only=True)["state_dict"]
+
+    plain = run("plain.ckpt", False)
+    assert compiled == []
+    torch.testing.assert_close(run("compiled.ckpt", True), plain)
+    assert compiled == [{"mode": None}]
+    plain_twice = run("2.ckpt", False, tmp_path / "plain.ckpt", 2)
+    torch.testing.assert_close(run("3.ckpt", False, tmp_path / "compiled.ckpt", 2), plain_twice)
+    torch.testing.assert_close(run("4.ckpt", "reduce-overhead", tmp_path / "plain.ckpt", 2), plain_twice)
+    assert compiled[1:] == [{"mode": "reduce-overhead"}]
+
+
+@pytest.mark.slow
+def test_the_default_compiler_trains_the_same(tmp_path: Path) -> None:
+    values = []
+    for compile in (False, True):
+        torch.manual_seed(0)
+        model = ImageClassifier(with_batch_norm(), partial(torch.optim.SGD, lr=0.1), compile=compile)
+        fit = trainer(tmp_path, max_epochs=1)
+        fit.fit(model, datamodule=ten_batches())
+        values.append(fit.callback_metrics["val/loss"].item())
+    assert values[1] == pytest.approx(values[0], rel=1e-4)
+
+
+# ---- several views, mixed targets, networks that begin from the data
+
+
+def views(images: torch.Tensor, number: int) -> list[torch.Tensor]:
+    """What the network should see, pixel by pixel: beyond the border an image is mirrored."""
+    height, width = images.shape[2:]
+    shifts = [0] if number == 2 else [0, -1, 1]
+    found = []
+    for shift in shifts:
+        rows = [abs(i + shift) if i + shift < height else 2 * (height - 1) - i - shift for i in range(height)]
+        columns = [abs(i + shift) if i + shift < width else 2 * (width - 1) - i - shift for i in range(width)]
+        moved = images[:, :, rows][:, :, :, columns]
+        found += [moved, moved[:, :, :, list(range(width))[::-1]]]
+    return found
+
+
+@pytest.mark.parametrize(("augmentation", "number"), [("none", 1), ("flip", 2), ("flip_shift", 6)])
+def test_test_and_prediction_average_the_logits_over_views(augmentation: Any, number: int) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 6 * 8, 10))
+    model = ImageClassifier(network, test_time_augmentation=augmentation).eval()
+    images, targets = torch.randn(5, 3, 6, 8), torch.arange(5)
+    seen = [images] if number == 1 else views(images, number)
+    assert len(seen) == number
+    logits = torch.stack([network(view) for view in seen]).mean(dim=0)
+    with torch.no_grad():
+        model.test_step((images, targets), 0)
+        model.validation_step((images, targets), 0)
+        torch.testing.assert_close(model.predict_step((images,), 0), logits.softmax(dim=1))
+    torch.testing.assert_close(model.test_metrics.compute()["test/loss"], nn.functional.cross_entropy(logits, targets))
+    expected = nn.functional.cross_entropy(network(images), targets)
+    torch.testing.assert_close(model.val_metrics.compute()["val/loss"], expected)  # validation has one view
+
+
+def test_mixed_targets_give_the_loss_of_the_shares_and_the_accuracy_of_the_larger(tmp_path: Path) -> None:
+    model = ImageClassifier(linear(), label_smoothing=0.1)
+    trainer(tmp_path, max_epochs=1).fit(model, datamodule=ten_batches())
+    images, shares = torch.randn(4, 3, 32, 32), torch.tensor([0.7, 0.6, 0.8, 1.0])
+    logits = model(images)
+    largest = logits.argmax(1)
+    right = torch.tensor([True, True, True, False])
+    main = torch.where(right, largest, (largest + 1) % 10)
+    targets = torch.zeros(4, 10)
+    targets[range(4), main] = shares
+    targets[range(4), (main + 5) % 10] += 1 - shares
+    model.train_metrics.reset()
+    loss = model.training_step((images, targets), 0)
+    smoothed = 0.9 * targets + 0.1 / 10
+    torch.testing.assert_close(loss, -(smoothed * logits.log_softmax(1)).sum(1).mean())
+    values = model.train_metrics.compute()
+    assert values["train/acc"] == 0.75
+    torch.testing.assert_close(values["train/loss"], loss.detach())
+
+
+class Whitened(nn.Module):
+    """Begins from the data, and counts it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = linear()
+        self.given: list[torch.Tensor] = []
+
+    def init_from_data(self, images: torch.Tensor) -> None:
+        self.given.append(images)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(images)
+
+
+def test_a_network_may_begin_from_the_training_images_once(tmp_path: Path) -> None:
+    network = Whitened()
+    fit = trainer(tmp_path, max_epochs=1)
+    fit.fit(ImageClassifier(network), datamodule=ten_batches())
+    fit.save_checkpoint(tmp_path / "1.ckpt")
+    (images,) = network.given
+    assert images.dtype == torch.float32
+    assert images.shape == (160, 3, 32, 32)
+    torch.testing.assert_close(images.mean(dim=(0, 2, 3)), torch.zeros(3), atol=0.02, rtol=0)
+    torch.testing.assert_close(images.std(dim=(0, 2, 3)), torch.ones(3), atol=0.02, rtol=0)
+    assert images.device == next(network.parameters()).device
+    resumed = Whitened()
+    trainer(tmp_path, max_epochs=2).fit(
+        ImageClassifier(resumed), datamodule=ten_batches(), ckpt_path=tmp_path / "1.ckpt"
+    )
+    assert resumed.given == []
+
+
+def test_a_copy_of_a_module_shares_its_factories() -> None:
+    """What jsonargparse makes of a config holds its parser, which cannot be copied."""
+
+    class Uncopied:
+        def __call__(self, parameters: Any) -> torch.optim.Optimizer:
+            return torch.optim.SGD(parameters, lr=0.1)
+
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise TypeError("cannot be copied")
+
+    model = ImageClassifier(linear(), Uncopied(), Uncopied())  # type: ignore[arg-type]
+    twin = copy.deepcopy(model)
+    assert twin.optimizer is model.optimizer
+    assert twin.scheduler is model.scheduler
+    assert twin.network is not model.network
