@@ -43,7 +43,7 @@ def seed_everywhere(seed: int) -> None:
     """Seed torch's, NumPy's and Python's global generators, for code that draws from them."""
     torch.default_generator.manual_seed(seed)
     # torch.manual_seed also notes it for devices that are not in use yet, with a stack trace, a hundred times slower
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
     if torch.backends.mps.is_available():
         torch.mps.manual_seed(seed)
