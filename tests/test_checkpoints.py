@@ -215,7 +215,8 @@ def test_plain_weights_are_a_start_for_every_command(run_cli: RunCLI, tmp_path: 
 
     Image.new("RGB", (32, 32), (200, 10, 10)).save(tmp_path / "red.png")
     options = ["--images=red.png", "--output=red.csv"]
-    run_cli("predict", *linear, "--ckpt_path=named.pt", *options, PYTHONPATH=TESTS)
+    exact = "--trainer.precision=32-true"
+    run_cli("predict", *linear, "--ckpt_path=named.pt", *options, exact, PYTHONPATH=TESTS)
     red = torch.tensor([200, 10, 10]).view(-1, 1, 1).expand(-1, 32, 32)
     with torch.no_grad():
         probability = network(((red / 255 - mean) / std).flatten()).softmax(0).max().item()

@@ -438,6 +438,7 @@ def test_no_logger_no_learning_rate_monitor(run_cli: RunCLI, options: list[str])
     run_cli("fit", *TINY, "--trainer.logger=false", *options)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_run(run_cli: RunCLI, tmp_path: Path) -> None:
     ddp = ["--config=configs/trainer/ddp.yaml", "--trainer.accelerator=cpu", "--trainer.devices=2"]
     run_cli("fit", *TINY, *ddp)
@@ -454,6 +455,7 @@ def test_two_processes_train_as_one_run(run_cli: RunCLI, tmp_path: Path) -> None
         assert float(two_metrics[name]) == pytest.approx(float(one_metrics[name]), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_one_failing_rank_ends_the_run(run_cli: RunCLI, tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(
         "from lightning.pytorch.callbacks import Callback\n\n\nclass FailOnRankOne(Callback):\n"

@@ -149,6 +149,7 @@ def test_profile_leaves_a_table_by_hook_in_the_run_folder(run_cli: RunCLI, tmp_p
     assert {path.name for path in tmp_path.iterdir()} == {"home", "runs"}, "and nowhere else"
 
 
+@pytest.mark.slow
 def test_deterministic_gives_the_same_bits_and_names_what_cannot(run_cli: RunCLI, tmp_path: Path) -> None:
     deterministic = ["fit", *TINY, "--config=configs/trainer/deterministic.yaml"]
     weights = []

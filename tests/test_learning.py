@@ -16,6 +16,7 @@ def metric(run: Path, name: str) -> list[float]:
         return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
 
 
+@pytest.mark.slow
 def test_the_small_network_learns_160_images_by_heart(tmp_path: Path) -> None:
     options = ["--data.num_train=160", "--data.num_val=10", "--data.batch_size=32", "--data.augment=[]"]
     options += ["--trainer.max_epochs=20", "--model.network.dropout=0", "--callbacks.early_stopping=null"]
@@ -56,6 +57,7 @@ def test_a_first_run_learns_the_shapes_and_says_how_to_go_on(first_run: tuple[Pa
     assert metric(runs(folder, "test-*")[0], "test/acc")[0] >= 0.95
 
 
+@pytest.mark.slow
 def test_a_linear_map_does_not_solve_the_shapes(tmp_path: Path) -> None:
     """As long a training as the default: the data asks for a convolutional network."""
     cli(tmp_path, "fit", "--model.network=helpers.Linear", "--model.optimizer.lr=0.02", PYTHONPATH=TESTS)

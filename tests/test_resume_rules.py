@@ -130,11 +130,11 @@ def test_the_newest_run_of_what_the_configs_say(tmp_path: Path) -> None:
 
 
 def test_without_such_a_run_the_message_says_what_was_looked_at(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no run there has a checkpoint 'last\.ckpt'\. Start"):
+    with pytest.raises(InputError, match=r"no run there has a checkpoint 'last\.ckpt'\. Train first"):
         newest_run_of([], tmp_path)
     make_run(tmp_path, "a", CONFIG, age=0)
     make_run(tmp_path, "b", CONFIG, age=0)
-    with pytest.raises(InputError, match=r"none of the 2 runs there has this config\. Start"):
+    with pytest.raises(InputError, match=r"none of the 2 runs there has this config\. Train first"):
         newest_run_of([{"seed_everything": 5}], tmp_path)
 
 
