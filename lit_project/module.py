@@ -280,7 +280,11 @@ class ImageClassifier(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what the metrics of a half-finished epoch have seen."""
-        checkpoint["train_metrics"] = self.train_metrics.snapshot()
+        snapshots = [self.train_metrics.snapshot()]
+        if self.trainer.world_size > 1:  # each rank has seen batches of its own, and one file is written
+            snapshots *= self.trainer.world_size
+            torch.distributed.all_gather_object(snapshots, snapshots[0])
+        checkpoint["train_metrics"] = snapshots
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse weights of another network, with the difference in words; give a schedule this run's length.
@@ -291,8 +295,9 @@ class ImageClassifier(L.LightningModule):
         for state in checkpoint.get("lr_schedulers", []) if self._open_lengths else []:
             self._saved_lengths = {name: state.pop(name) for name in self._open_lengths if name in state}
             state.pop("_schedule_phases", None)  # of OneCycleLR: they have the same length
-        if "train_metrics" in checkpoint:
-            self.train_metrics.restore(checkpoint["train_metrics"])
+        snapshots = checkpoint.get("train_metrics", [])
+        if self._trainer is not None and len(snapshots) == self.trainer.world_size:
+            self.train_metrics.restore(snapshots[self.trainer.global_rank])
         self._apply_changed_optimizer_arguments(checkpoint)
         if "state_dict" not in checkpoint:  # FSDP has loaded and checked it already
             return
