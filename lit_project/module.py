@@ -329,7 +329,7 @@ class ImageClassifier(L.LightningModule):
             for group in state["param_groups"]:
                 rate, first = group["lr"], group.get("initial_lr")
                 group.update({name: value for name, value in changed.items() if name in group})
-                if "lr" in changed and first is not None:
+                if "lr" in changed and first is not None and self.scheduler is not None:
                     # as far down as the schedule has come; OneCycleLR and CyclicLR have rates of their own
                     scale = changed["lr"] / first if first and first == saved.get("lr") else 1.0
                     group["lr"], group["initial_lr"] = rate * scale, first * scale
