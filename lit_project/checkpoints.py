@@ -4,13 +4,11 @@ A checkpoint is data, not code: it is only ever read with ``weights_only=True``.
 flushed to disk and then renamed, so the only copy is never half-written.
 """
 
-import glob
-import os
 import pickle
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -18,6 +16,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_project.errors import InputError
+from lit_project.files import write_atomically
 
 #: What ``DistributedDataParallel``, ``DataParallel`` and ``torch.compile`` put into the names of weights.
 _WRAPPERS = ("module", "_orig_mod")
@@ -67,45 +66,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             super().remove_checkpoint(path)
         except OSError as error:
             rank_zero_warn(f"The replaced checkpoint {path} cannot be removed: {error.strerror}.")
-
-
-def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Have ``write`` fill a file of another name in the same folder, then give it the name ``path``.
-
-    When this returns, the new content is on the disk; before, or after an error, the old one is.
-
-    Raises:
-        OSError: no space, no permission, a fault of the disk.
-    """
-    for litter in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # of a process that was killed while writing
-        litter.unlink(missing_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except RuntimeError as error:  # torch.save hides what the disk said behind one of its own
-        reason = os_error_behind(error)
-        if reason is None:
-            raise
-        raise reason from None
-    finally:
-        temporary.unlink(missing_ok=True)
-    if os.name == "posix":  # the new name, too, must survive a power cut
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def os_error_behind(error: BaseException | None) -> OSError | None:
-    """The ``OSError`` that an error was raised from, or while handling, if there is one."""
-    while error is not None and not isinstance(error, OSError):
-        error = error.__cause__ or error.__context__
-    return error
 
 
 # ---- reading

@@ -1,7 +1,7 @@
 """Local loggers that go on where a resumed run goes on."""
 
 import csv
-import os
+import io
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,8 @@ from typing import Any
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
+
+from lit_project.files import write_atomically
 
 
 class CSVLogger(Logger):
@@ -93,13 +95,12 @@ class CSVLogger(Logger):
         self.save()
 
     def _write(self, columns: list[str], rows: list[dict[str, Any]]) -> None:
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, columns)
+        writer.writeheader()
+        writer.writerows(rows)
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.file.with_name(f".{self.file.name}.{os.getpid()}.tmp")
-        with temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns)
-            writer.writeheader()
-            writer.writerows(rows)
-        temporary.replace(self.file)
+        write_atomically(self.file, lambda file: file.write(text.getvalue().encode()))
         self._columns = columns
         self._row_start = self.file.stat().st_size
 

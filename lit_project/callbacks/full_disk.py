@@ -1,6 +1,6 @@
 """A disk that is full, or fails, costs what would have been written to it, not the training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,42 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lit_project.checkpoints import SaveError, os_error_behind
+from lit_project.checkpoints import SaveError
 from lit_project.errors import InputError
+from lit_project.files import os_error_behind
+
+
+def save_or_warn(save: Callable[[], None], trainer: L.Trainer, path: str | Path, earlier: Iterable[str | Path]) -> str:
+    """Have all ranks save a checkpoint; a failure is a warning, which names the first of ``earlier`` that is there.
+
+    Returns:
+        What failed and why, the same on all ranks; empty if nothing did.
+    """
+    failure = ""
+    try:
+        save()
+    except SaveError as error:  # only the rank that writes gets here
+        failure = f"{path} could not be written: {error.strerror}"
+        trainer.strategy.barrier("Trainer.save_checkpoint")  # where the others wait for it
+    failure = trainer.strategy.broadcast(failure)
+    if failure:
+        rank_zero_warn(f"Checkpoint {failure} (step {trainer.global_step}). {last_good(earlier)}")
+    return failure
+
+
+def last_good(paths: Iterable[str | Path]) -> str:
+    """Which file still holds an earlier state of the run: the first of ``paths`` that is there."""
+    good = next((path for path in paths if path and Path(path).exists()), None)
+    return f"The last good checkpoint is {good}." if good else "There is no earlier checkpoint."
+
+
+def refuse_lost_end(failure: str, trainer: L.Trainer, earlier: Iterable[str | Path]) -> None:
+    """End a run, whose last save failed, with an ``InputError``; do nothing if it did not."""
+    if failure and trainer.is_global_zero:
+        raise InputError(
+            f"The training is over, but its last checkpoint {failure}. {last_good(earlier)} Make room, then go on from "
+            "there with fit --ckpt_path."
+        )
 
 
 def tolerate_full_disk(trainer: L.Trainer) -> None:
@@ -51,15 +85,9 @@ class _SaveGuard:
             setattr(callback, name, partial(guard, getattr(callback, name)))
 
     def _save(self, save: Callable[..., None], trainer: L.Trainer, filepath: str) -> None:
-        failure = ""
-        try:
-            save(trainer, filepath)
-        except SaveError as error:  # only the rank that writes gets here
-            failure = f"{filepath} could not be written: {error.strerror}"
-            trainer.strategy.barrier("Trainer.save_checkpoint")  # where the others wait for it
-        self.failure = trainer.strategy.broadcast(failure)
+        earlier = [filepath, *self._earlier()]
+        self.failure = save_or_warn(partial(save, trainer, filepath), trainer, filepath, earlier)
         if self.failure:
-            rank_zero_warn(f"Checkpoint {self.failure} (step {trainer.global_step}). {self._good(filepath)}")
             raise SaveError(self.failure)
 
     def _or_take_back(self, save: Callable[..., None], *args: Any) -> None:
@@ -71,18 +99,11 @@ class _SaveGuard:
 
     def _report(self, on_fit_end: Callable[..., None], trainer: L.Trainer, *args: Any) -> None:
         on_fit_end(trainer, *args)
-        if self.failure and trainer.is_global_zero:
-            raise InputError(
-                f"The training is over, but its last checkpoint {self.failure}. {self._good()} Make room, then go on "
-                "from there with fit --ckpt_path."
-            )
+        refuse_lost_end(self.failure, trainer, self._earlier())
 
-    def _good(self, filepath: str = "") -> str:
-        """Which file still holds an earlier state of the run."""
+    def _earlier(self) -> list[str]:
         callback = self.callback
-        paths = (filepath, callback._last_checkpoint_saved, callback.best_model_path, callback.last_model_path)
-        good = next((path for path in paths if path and Path(path).exists()), None)
-        return f"The last good checkpoint is {good}." if good else "There is no earlier checkpoint."
+        return [callback._last_checkpoint_saved, callback.best_model_path, callback.last_model_path]
 
 
 class _LoggerGuard:

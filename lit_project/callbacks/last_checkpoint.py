@@ -4,6 +4,8 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -11,9 +13,9 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 
-from lit_project.checkpoints import SaveError
+from lit_project.callbacks.full_disk import last_good, refuse_lost_end, save_or_warn
 from lit_project.errors import InputError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -52,7 +54,7 @@ class LastCheckpoint(Callback):
         self.every_n_steps = every_n_steps
         #: How long this process may train: ``trainer.max_time``, put here by the command line.
         self.max_seconds = float("inf")
-        #: Why the last save failed; empty when it did not.
+        #: What failed in the last save, and why; empty when nothing did.
         self.failure = ""
         self._signal: int | None = None
         self._handlers: dict[int, Any] = {}
@@ -106,11 +108,7 @@ class LastCheckpoint(Callback):
             self._save(trainer, "end")
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.failure and trainer.is_global_zero:
-            raise InputError(
-                f"The training is over, but its last checkpoint {self.path} could not be written: {self.failure}. "
-                f"{self._good()} Make room, then go on from there with fit --ckpt_path."
-            )
+        refuse_lost_end(self.failure, trainer, self._earlier())
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._give_signals_back()
@@ -121,24 +119,17 @@ class LastCheckpoint(Callback):
         for logger in trainer.loggers:
             logger.save()  # what was logged before the checkpoint is not logged again after it
         self._saving_in = where
-        failure = ""
         try:
-            trainer.save_checkpoint(self.path, weights_only=False)
-        except SaveError as error:  # only the rank that writes gets here
-            failure = str(error.strerror or error)
-            trainer.strategy.barrier("Trainer.save_checkpoint")  # where the others wait for it
+            save = partial(trainer.save_checkpoint, self.path, weights_only=False)
+            self.failure = save_or_warn(save, trainer, self.path, self._earlier())
         finally:
             self._saving_in = None
-        self.failure = trainer.strategy.broadcast(failure)
-        if self.failure:
-            rank_zero_warn(f"Checkpoint {self.path} could not be written: {self.failure}. {self._good()}")
-        else:
+        if not self.failure:
             self._saved_step = trainer.global_step
 
-    def _good(self) -> str:
-        """Which file still holds an earlier state of the run."""
-        good = next((path for path in (self.path, *sorted(self.path.parent.glob("*.ckpt"))) if path.is_file()), None)
-        return f"The last good checkpoint is {good}." if good else "There is no earlier checkpoint."
+    def _earlier(self) -> Iterator[Path]:
+        yield self.path
+        yield from sorted(self.path.parent.glob("*.ckpt"))
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Write the progress down as it was between the two steps or epochs."""
@@ -173,7 +164,7 @@ class LastCheckpoint(Callback):
         reason = {0: "as its time is up", 130: "by SIGINT", 143: "by SIGTERM"}[status]
         rank_zero_info(f"Stopped {reason}, after {trainer.global_step} steps. To go on: fit --ckpt_path {self.path}")
         if self.failure:
-            raise InputError(f"Stopped {reason}, but {self.path} could not be written: {self.failure}. {self._good()}")
+            raise InputError(f"Stopped {reason}, but {self.failure}. {last_good(self._earlier())}")
         raise Stopped(status, reason)
 
     def _status(self, trainer: L.Trainer) -> int | None:

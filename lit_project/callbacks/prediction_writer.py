@@ -1,8 +1,8 @@
 """Writes predictions to a CSV file, one row an image."""
 
 import csv
+import io
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
+
+from lit_project.files import write_atomically
 
 Row = tuple[int, list[str]]
 
@@ -70,13 +72,10 @@ class PredictionWriter(BasePredictionWriter):
             return
         by_index = dict(rows)  # a distributed sampler may have dealt an image out twice
         self.num_errors = sum(bool(row[-1]) for row in by_index.values())
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerow(self.HEADER)
+        writer.writerows(by_index[index] for index in sorted(by_index))
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.output.with_name(f".{self.output.name}.{os.getpid()}.tmp")
-        try:
-            with temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-                writer = csv.writer(file)
-                writer.writerow(self.HEADER)
-                writer.writerows(by_index[index] for index in sorted(by_index))
-            temporary.replace(self.output)
-        finally:
-            temporary.unlink(missing_ok=True)
+        # a file name may hold bytes that are no text
+        write_atomically(self.output, lambda file: file.write(text.getvalue().encode(errors="surrogateescape")))

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lit_project.callbacks.last_checkpoint import Stopped
-from lit_project.checkpoints import write_atomically
+from lit_project.files import write_atomically
 from lit_project.provenance import MAIN_PACKAGES, git_state, machine, versions
 
 RUNNING = "running"

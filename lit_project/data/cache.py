@@ -24,13 +24,12 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from filelock import FileLock, Timeout
 from lightning.pytorch.utilities import rank_zero_info
 from rich.console import Console
 from rich.progress import Progress
@@ -38,6 +37,7 @@ from torch import Tensor
 
 from lit_project.data.decode import BadImageError, Pixels, Resize, decode_in_order, read_image
 from lit_project.errors import InputError
+from lit_project.files import locked
 
 #: Images uint8 ``[N, H, W, C]``; and what is wrong with each file that is not among them, by its position.
 Decoded = tuple[Tensor, dict[int, BadImageError]]
@@ -86,7 +86,7 @@ def decode_once(
         return found
     try:
         home.mkdir(parents=True, exist_ok=True)
-        with _locked(home / "lock", folder):
+        with locked(home / "lock", f"Waiting for another process that is decoding the images of {folder}."):
             return _open(entry, paths, shape, read) or _build(entry, folder, paths, shape, read)
     except OSError as error:
         raise InputError(
@@ -198,18 +198,6 @@ def _remove_outdated(entry: Path) -> None:
         with suppress(OSError):  # another process may be faster
             if time.time() - old.stat().st_mtime > _UNUSED_SECONDS:
                 shutil.rmtree(old, ignore_errors=True)
-
-
-@contextmanager
-def _locked(path: Path, folder: Path) -> Iterator[None]:
-    lock = FileLock(path)
-    try:
-        held = lock.acquire(timeout=0)
-    except Timeout:
-        rank_zero_info(f"Waiting for another process that is decoding the images of {folder}.")
-        held = lock.acquire()
-    with held:
-        yield
 
 
 def _with_progress(

@@ -17,7 +17,6 @@ from urllib.request import Request, urlopen
 import numpy as np
 import torch
 import torchvision
-from filelock import FileLock, Timeout
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from rich.console import Console
 from rich.progress import wrap_file
@@ -26,6 +25,7 @@ from torchvision.datasets.utils import calculate_md5, check_integrity
 from lit_project.data.base import ImageDataModule, SplitName
 from lit_project.data.batches import Arrays
 from lit_project.errors import InputError
+from lit_project.files import locked
 
 # for connecting, and for each read from a connection: a server that has gone silent must not hold up the run
 _TIMEOUT_SECONDS = 20.0
@@ -69,13 +69,8 @@ class CIFAR10(ImageDataModule):
             if not self._bad_batches():
                 return
             self.data_dir.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(f"{self._archive}.lock")
-            try:
-                held = lock.acquire(timeout=0)
-            except Timeout:
-                rank_zero_info(f"CIFAR10: waiting for another process that is fetching {self._archive}.")
-                held = lock.acquire()
-            with held:
+            waiting = f"CIFAR10: waiting for another process that is fetching {self._archive}."
+            with locked(Path(f"{self._archive}.lock"), waiting):
                 if self._bad_batches():
                     self._fetch_and_extract()
         except OSError as error:

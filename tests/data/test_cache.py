@@ -384,7 +384,7 @@ def test_a_cache_of_another_user_is_used_without_writing(
 
     monkeypatch.setattr(os, "utime", refuse)
     monkeypatch.setattr(os, "mkdir", refuse)
-    monkeypatch.setattr(cache, "FileLock", refuse)
+    monkeypatch.setattr("lit_project.files.FileLock", refuse)
     assert np.array_equal(decoded(folder)[0].numpy(), direct(folder))
     assert len(reads) == 40
 
