@@ -141,6 +141,11 @@ def _without_wrappers(key: str) -> str:
     return ".".join(part for part in key.split(".") if part not in _WRAPPERS)
 
 
+def checkpoints_of_runs(name: str, runs: Path) -> list[Path]:
+    """The checkpoints of this name of all run folders in ``runs``, oldest first."""
+    return sorted(runs.glob(f"*/checkpoints/{name}.ckpt"), key=lambda path: path.stat().st_mtime)
+
+
 def find_checkpoint(wanted: str, runs: Path, default: Literal["best", "last"]) -> Path:
     """Resolve what ``--ckpt_path`` was given to a file.
 
@@ -153,7 +158,7 @@ def find_checkpoint(wanted: str, runs: Path, default: Literal["best", "last"]) -
         InputError: nothing there; the message says what was looked for.
     """
     if wanted in ("best", "last"):
-        found = sorted(runs.glob(f"*/checkpoints/{wanted}.ckpt"), key=lambda path: path.stat().st_mtime)
+        found = checkpoints_of_runs(wanted, runs)
         if not found:
             raise InputError(
                 f"--ckpt_path {wanted}: no run in {runs.resolve()} has a checkpoint '{wanted}.ckpt'. "

@@ -53,7 +53,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zer
 
 from lit_project.callbacks import KeyedRandomness, LastCheckpoint, PredictionWriter, RunRecord
 from lit_project.callbacks.full_disk import tolerate_full_disk
-from lit_project.callbacks.run_record import describe
+from lit_project.callbacks.run_record import best_checkpoint, describe
 from lit_project.checkpoints import AtomicCheckpointIO, find_checkpoint, holds_only_weights, read_checkpoint
 from lit_project.data import ImagesToPredict
 from lit_project.errors import InputError
@@ -182,6 +182,12 @@ class CLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Lightning lets a checkpoint's values override the command line's; here they only replace defaults."""
+
+    @property
+    def _resumed(self) -> dict[str, Any]:
+        """The checkpoint whose training a fit goes on with; empty if it starts a new one."""
+        resumes = self.subcommand == "fit" and self.checkpoint and not holds_only_weights(self.checkpoint)
+        return (self.checkpoint or {}) if resumes else {}
 
     # ---- from config to objects
 
@@ -314,9 +320,9 @@ class CLI(LightningCLI):
             config.pop(key, None)
         dump = self._parser(self.subcommand).dump(config, skip_none=False, skip_validation=True, format="yaml")
         self.run_config = yaml.safe_load(dump)
-        resumed = self.subcommand == "fit" and self.checkpoint and "loops" in self.checkpoint
-        if resumed and self.checkpoint and "config" in self.checkpoint and not self.config.fit.force_resume:
-            refuse_changes(self.checkpoint["config"], self.run_config)
+        before = self._resumed.get("config")
+        if before is not None and not self.config.fit.force_resume:
+            refuse_changes(before, self.run_config)
         root = Path(config.trainer.default_root_dir or "runs").expanduser().absolute()
         job = f"-job{os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
         name = f"{self.subcommand}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}{job}"
@@ -336,10 +342,10 @@ class CLI(LightningCLI):
 
     def fit(self, **kwargs: Any) -> None:
         """Train, unless the run that is resumed has come to its end."""
-        if self.continued and self.checkpoint:
+        if self.continued:
             for logger in self.trainer.loggers:
                 if hasattr(logger, "resume_at"):
-                    logger.resume_at(self.checkpoint["global_step"])
+                    logger.resume_at(self._resumed["global_step"])
         self.stopped_early = self.continued is not None and self._has_stopped_early()
         if not self.stopped_early:
             keep_freed_memory()
@@ -347,7 +353,7 @@ class CLI(LightningCLI):
             self.trainer.fit(**kwargs)
 
     def _has_stopped_early(self) -> bool:
-        states = (self.checkpoint or {}).get("callbacks", {})
+        states = self._resumed.get("callbacks", {})
         return any(
             callback.state_key in states and states[callback.state_key]["wait_count"] >= callback.patience
             for callback in self.trainer.early_stopping_callbacks
@@ -371,21 +377,22 @@ class CLI(LightningCLI):
 
     @rank_zero_only
     def after_fit(self) -> None:
-        if self.checkpoint and "loops" in self.checkpoint and not self._trained():
+        if self._resumed and self.trainer.global_step <= self._resumed["global_step"]:
             reason = "early stopping ended it" if self.stopped_early else "it is at its planned end"
             print(
                 f"\nNothing was trained: the run is finished, as {reason}. To go on, raise "
                 + ("--callbacks.early_stopping.patience." if self.stopped_early else "--trainer.max_epochs.")
             )
             return
-        written = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]
-        best = next((c for c in written if c.monitor and c.best_model_score is not None), None)
+        written = best_checkpoint(self.trainer)
+        best = written if written and written.monitor and written.best_model_score is not None else None
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         last = next((c.path for c in callbacks if isinstance(c, LastCheckpoint)), None)
         if not written and (last is None or not last.is_file()):
             print(f"\nRun folder: {_short(self.run_dir)} (no checkpoint was written)")
             return
-        checkpoint = Path(best.best_model_path if best else last or written[-1].best_model_path)
+        paths = (best and best.best_model_path, last, written and written.best_model_path)
+        checkpoint = Path(next(path for path in paths if path))
         if best:
             print(f"\nBest checkpoint: {_short(checkpoint)} ({best.monitor} {best.best_model_score:.4f})")
         else:
@@ -398,9 +405,6 @@ class CLI(LightningCLI):
             "train on your images": "fit --config configs/image_folder.yaml --data.root FOLDER",
         }.items():
             print(f"  {step + ':':22}{command} {arguments}")
-
-    def _trained(self) -> bool:
-        return self.trainer.global_step > (self.checkpoint or {})["global_step"]
 
     @rank_zero_only
     def after_test(self) -> None:

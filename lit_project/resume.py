@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from lit_project.checkpoints import read_checkpoint
+from lit_project.checkpoints import checkpoints_of_runs, holds_only_weights, read_checkpoint
 from lit_project.errors import InputError
 
 # Settings that leave the result of an optimisation as it is: how fast it runs, where it runs, and what is scored.
@@ -25,7 +25,7 @@ def run_to_continue(path: Path, checkpoint: dict[str, Any]) -> Path | None:
     """
     folder = path.parent.parent
     last = path.parent / "last.ckpt"
-    if "loops" not in checkpoint or not (folder / "config.yaml").is_file():
+    if holds_only_weights(checkpoint) or not (folder / "config.yaml").is_file():
         return None
     if last.is_file() and last != path:
         try:
@@ -43,11 +43,11 @@ def newest_run_of(configs: list[dict[str, Any]], runs: Path) -> Path:
     Raises:
         InputError: there is none.
     """
-    found = sorted(runs.glob("*/checkpoints/last.ckpt"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in found:
+    found = checkpoints_of_runs("last", runs)
+    wanted = {key: value for config in configs for key, value in _leaves(_optimisation(config))}
+    for path in reversed(found):
         saved = path.parent.parent / "config.yaml"
         had = dict(_leaves(yaml.safe_load(saved.read_text()))) if saved.is_file() else {}
-        wanted = {key: value for config in configs for key, value in _leaves(_optimisation(config))}
         if all(_same(had.get(key), value) for key, value in wanted.items()):
             return path
     have = (

@@ -23,9 +23,7 @@ import argparse
 import csv
 import json
 import os
-import platform
 import random
-import re
 import statistics
 import subprocess
 import sys
@@ -40,6 +38,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 from torchvision.transforms import v2
+
+from lit_project import provenance
 
 SCRIPTS = Path(__file__).parent
 MEAN, STD = (0.4913, 0.4821, 0.4465), (0.2452, 0.2428, 0.2606)
@@ -132,16 +132,20 @@ def fit(runs: Path, root: Path | None, *options: str) -> Path:
     return new
 
 
-class Times:
-    """Reads what `EpochTimes` wrote."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.read: dict[str, Any] = json.loads((run_dir / "times.json").read_text())
+#: Has a `fit` write down what `times_of` reads.
+TIMED = "--trainer.callbacks+=bench_callbacks.Times"
 
 
-def timed(*options: str) -> list[str]:
-    """The options that have a `fit` write down its times."""
-    return [*options, "--trainer.callbacks+=bench_callbacks.Times"]
+def times_of(run_dir: Path) -> dict[str, Any]:
+    """What `bench_callbacks.Times` wrote during a `fit`."""
+    found: dict[str, Any] = json.loads((run_dir / "times.json").read_text())
+    return found
+
+
+def logged(run_dir: Path, name: str) -> list[float]:
+    """All values of a metric that a run has logged."""
+    with (run_dir / "csv" / "metrics.csv").open(newline="") as file:
+        return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
 
 
 # ---- rows
@@ -150,11 +154,11 @@ def timed(*options: str) -> list[str]:
 def throughput(root: Path, scratch: Path) -> list[Row]:
     """Alternate the tutorial's epochs with those of `fit`."""
     speeds: dict[str, list[float]] = {"tutorial": [], "fit": []}
-    options = [*TUTORIAL_OPTIONS, "--trainer.limit_val_batches=0", "--trainer.max_epochs=2", *timed()]
+    options = [*TUTORIAL_OPTIONS, "--trainer.limit_val_batches=0", "--trainer.max_epochs=2", TIMED]
     for _ in range(2):
         found = run_tutorial(root, 1)
         speeds["tutorial"].append(found["images"] / found["seconds"][0])
-        times = Times(fit(scratch, root, *options)).read
+        times = times_of(fit(scratch, root, *options))
         speeds["fit"].append(times["images"] / times["epochs"][1])
     baseline, ours = (statistics.mean(speeds[name]) for name in ("tutorial", "fit"))
     epochs = 4
@@ -184,8 +188,8 @@ def tested(run_dir: Path, scratch: Path, *options: str) -> float:
     checkpoint = run_dir / "checkpoints" / "last.ckpt"
     run("-m", "lit_project.cli", "test", f"--ckpt_path={checkpoint}", f"--trainer.default_root_dir={scratch}", *options)
     (new,) = set(scratch.glob("test-*")) - before
-    with (new / "csv" / "metrics.csv").open(newline="") as file:
-        return float(next(csv.DictReader(file))["test/acc"])
+    (accuracy,) = logged(new, "test/acc")
+    return accuracy
 
 
 def overhead(root: Path, scratch: Path) -> list[Row]:
@@ -265,13 +269,13 @@ def _speed(loader: Any, use: Callable[[Any], Any]) -> float:
 
 def start(root: Path, scratch: Path) -> list[Row]:
     """Seconds from the command to the first batch, three times each in turns."""
-    options = timed("--trainer.max_epochs=1", "--trainer.limit_train_batches=1", "--trainer.limit_val_batches=0")
+    options = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=1", "--trainer.limit_val_batches=0", TIMED]
     fit(scratch, root, *options)  # decodes, if need be
     seconds: dict[str, list[float]] = {"cached": [], "embedded": []}
     for _ in range(3):
         for name, where in (("cached", root), ("embedded", None)):
             before = time.time()
-            seconds[name].append(Times(fit(scratch, where, *options)).read["first_batch"] - before)
+            seconds[name].append(times_of(fit(scratch, where, *options))["first_batch"] - before)
     cached, embedded = (statistics.median(seconds[name]) for name in ("cached", "embedded"))
     return [
         Row(
@@ -285,7 +289,7 @@ def start(root: Path, scratch: Path) -> list[Row]:
 
 def memory(root: Path, scratch: Path) -> list[Row]:
     """Proportional set size: pages that processes share count once."""
-    times = Times(fit(scratch, root, "--trainer.max_epochs=4", *timed())).read
+    times = times_of(fit(scratch, root, "--trainer.max_epochs=4", TIMED))
     data = times["data_bytes"]
     peaks = times["epoch_memory"]
     over, growth = (max(peaks) - data) / 2**30, (max(peaks[2:]) - peaks[1]) / 2**20
@@ -305,16 +309,15 @@ def recipe(root: Path, scratch: Path) -> list[Row]:
     first = run_tutorial(root, 1)["seconds"][0]
     started = time.perf_counter()
     trained = fit(
-        scratch, root, "--config=configs/cifar10_fast.yaml", "--data=ImageFolder", f"--data.root={root}", *timed()
+        scratch, root, "--config=configs/cifar10_fast.yaml", "--data=ImageFolder", f"--data.root={root}", TIMED
     )
     accuracy = tested(trained, scratch)
     wall = time.perf_counter() - started
     plain = tested(trained, scratch, "--model.test_time_augmentation=none")
     epoch = (first + run_tutorial(root, 1)["seconds"][0]) / 2
-    times = Times(trained).read
-    with (trained / "csv" / "metrics.csv").open(newline="") as file:
-        accuracies = [float(row["val/acc"]) for row in csv.DictReader(file) if row.get("val/acc")]
-    passed = next((end for end, acc in zip(times["epoch_ends"], accuracies, strict=True) if acc > 0.766), float("inf"))
+    accuracies = logged(trained, "val/acc")
+    ends = times_of(trained)["epoch_ends"]
+    passed = next((end for end, acc in zip(ends, accuracies, strict=True) if acc > 0.766), float("inf"))
     return [
         Row(
             "fast recipe, test accuracy with test-time augmentation",
@@ -342,10 +345,11 @@ def compiled(root: Path, scratch: Path) -> list[Row]:
     """The second epoch of each network with and without torch.compile; the first one compiles."""
     rows = []
     for network, images in (("SimpleCNN", 20_000), ("ResNet18", 1_280)):
-        options = [f"--model.network={network}", f"--data.num_train={images}", "--trainer.max_epochs=2", *timed()]
+        options = [f"--model.network={network}", f"--data.num_train={images}", "--trainer.max_epochs=2", TIMED]
         speeds, first = [], []
         for mode in ("false", "true"):
-            times = Times(fit(scratch, None, *options, f"--model.compile={mode}", "--trainer.limit_val_batches=0")).read
+            compiling = [*options, f"--model.compile={mode}", "--trainer.limit_val_batches=0"]
+            times = times_of(fit(scratch, None, *compiling))
             speeds.append(times["images"] / times["epochs"][1])
             first.append(times["epochs"][0])
         rows.append(
@@ -382,11 +386,9 @@ def main() -> None:
     if given.tutorial:
         print(json.dumps(tutorial(root, given.tutorial)))
         return
-    processor = (
-        re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()) if platform.system() == "Linux" else None
-    )
-    machine = torch.cuda.get_device_name() if DEVICE == "cuda" else processor[1] if processor else platform.machine()
-    machine = f"{machine}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    facts = provenance.machine()
+    processor = facts["gpus"][0] if DEVICE == "cuda" else facts["cpu"]
+    machine = f"{processor}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
         for name in given.rows.split(","):

@@ -73,12 +73,10 @@ def stratified_split(targets: Tensor, fractions: Sequence[float], seed: int) -> 
 
 
 def channel_statistics(images: Tensor) -> tuple[list[float], list[float]]:
-    """Per-channel mean and standard deviation, in 0..1, of uint8 images ``[N, H, W, C]``.
+    """Exact per-channel mean and standard deviation, in 0..1, of uint8 images ``[N, H, W, C]``.
 
     Counted from 256-bin histograms, so that no float copy of the data is made. A constant channel gets deviation 1.
-    Beyond 2**26 pixels, every k-th image is taken, so that large data need not be read whole before the first step.
     """
-    images = images[:: max(1, images[..., 0].numel() // _STATISTICS_PIXELS)]
     values = torch.arange(256, dtype=torch.float64) / 255
     mean, std = [], []
     for channel in images.unbind(-1):
@@ -192,8 +190,8 @@ class ImageDataModule(L.LightningDataModule):
     def sample_images(self, count: int) -> Tensor:
         """About ``count`` training images spread evenly, normalised: float32 ``[N, C, H, W]``."""
         train = self.splits["train"]
-        indices = torch.arange(len(train.targets))[:: max(1, len(train.targets) // count)]
-        return self._normalise(train.select(indices.to(train.targets.device)).images.permute(0, 3, 1, 2))
+        sample = train.select(train.every(len(train.targets) // count))
+        return self._normalise(sample.images.permute(0, 3, 1, 2))
 
     def preprocessing(self) -> dict[str, Any]:
         """What is needed to feed another image to the trained model, as plain values for the checkpoint."""
@@ -218,8 +216,7 @@ class ImageDataModule(L.LightningDataModule):
         found: dict[str, Any] = {}
         for split, arrays in self.splits.items():
             digest = hashlib.sha256(arrays.targets.cpu().numpy().data)
-            looked_at = torch.arange(len(arrays.targets))[:: max(1, math.ceil(arrays.nbytes / 2**30))]
-            for indices in torch.split(looked_at.to(arrays.targets.device), 1024):
+            for indices in torch.split(arrays.every(math.ceil(arrays.nbytes / 2**30)), 1024):
                 digest.update(arrays.select(indices).images.cpu().numpy().data)
             found[split] = {"images": len(arrays.targets), "sha256": digest.hexdigest()}
         return found
@@ -297,11 +294,11 @@ class ImageDataModule(L.LightningDataModule):
         if self._mean_std is None:
             if "train" not in self.splits:
                 self.setup("fit")
-            images, targets, rows = self.splits["train"]
-            step = max(1, len(targets) * images[0, ..., 0].numel() // _STATISTICS_PIXELS)
-            if rows is not None or step > 1:
-                images = images[(torch.arange(len(images)) if rows is None else rows)[::step]]
-            self._mean_std = channel_statistics(images.cpu())
+            train = self.splits["train"]
+            # beyond that many pixels every k-th image will do: large data need not be read whole before the first step
+            step = train.nbytes // self.in_channels // _STATISTICS_PIXELS
+            sample = train.images if train.rows is None and step <= 1 else train.select(train.every(step)).images
+            self._mean_std = channel_statistics(sample.cpu())
         return self._mean_std
 
     def _placement(self, size: int) -> tuple[Placement, str]:
@@ -316,11 +313,11 @@ class ImageDataModule(L.LightningDataModule):
             free = torch.cuda.mem_get_info(device)[0]
             if size <= free / 4:
                 return "device", f"{shown} fit into a quarter of the {free / 2**30:.1f} GiB free on {device}"
+        if not self.is_mapped:
+            return "memory", shown
         free_memory = available_memory()
         # each process on this machine keeps its own copy, and mapped pages are shared
         copies = self.trainer.num_devices if self.trainer is not None else 1
-        if not self.is_mapped:
-            return "memory", shown
         if free_memory is None or size * copies <= free_memory / 2:
             return "memory", f"{shown} fit into half of what is free"
         return "disk", f"{copies} times {shown} do not fit into half of the {free_memory / 2**30:.1f} GiB free"

@@ -34,6 +34,10 @@ class Arrays(NamedTuple):
         rows = indices if self.rows is None else self.rows[indices]
         return Arrays(self.images[rows], self.targets[indices])
 
+    def every(self, step: int) -> Tensor:
+        """Evenly spaced positions, int64: those of every ``step``-th sample, and of each with a step of 0."""
+        return torch.arange(0, len(self.targets), max(1, step), device=self.targets.device)
+
     @property
     def nbytes(self) -> int:
         """Size of the split's pixels."""
