@@ -1,3 +1,4 @@
+import csv
 import os
 import subprocess
 import sys
@@ -51,17 +52,28 @@ def cli(cwd: Path, *arguments: object, check: bool = True, timeout: float = 300,
     return done
 
 
-def start(cwd: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(cwd: Path, *arguments: str, **env: str) -> subprocess.Popen[str]:
     """Start Python with ``arguments`` beside the test; stdout and stderr come together."""
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=cwd,
-        env=environment(cwd / "home"),
+        env=environment(cwd / "home", **env),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def logged(run: Path, name: str) -> list[float]:
+    """All values of a metric in a run's ``metrics.csv``."""
+    return [float(row[name]) for row in read_csv(run / "csv" / "metrics.csv") if row.get(name)]
 
 
 def runs(folder: Path, pattern: str = "*") -> list[Path]:

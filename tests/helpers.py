@@ -31,6 +31,14 @@ if TYPE_CHECKING:
     import pytest
 
 TESTS = str(Path(__file__).parent)
+#: For a Trainer within the test's own process: nothing but the training, on the CPU.
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
 
 
 def in_process(

@@ -1,12 +1,11 @@
 """Averaged weights through the config: they are what is validated, kept as best, and tested."""
 
-import csv
 from pathlib import Path
 
 import lightning as L
 import pytest
 import torch
-from conftest import TINY, RunCLI, runs
+from conftest import TINY, RunCLI, logged, runs
 
 from lit_project.data import Shapes10
 from lit_project.module import ImageClassifier
@@ -21,8 +20,7 @@ def test_the_average_is_validated_kept_as_best_and_tested_without_warnings(run_c
     )
     fit = run_cli("fit", *TINY, "--config=ema.yaml", "--callbacks.ema.decay=0.8")
     (run,) = runs(tmp_path)
-    with (run / "csv" / "metrics.csv").open(newline="") as file:
-        (logged,) = [float(row["val/loss"]) for row in csv.DictReader(file) if row["val/loss"]]
+    (validated,) = logged(run, "val/loss")
     best = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
     assert best["config"]["callbacks"]["ema"]["init_args"]["decay"] == 0.8
 
@@ -34,8 +32,8 @@ def test_the_average_is_validated_kept_as_best_and_tested_without_warnings(run_c
         (values,) = getattr(trainer, stage)(model, datamodule=data, verbose=False)
         return next(value for name, value in values.items() if name.endswith("/loss"))
 
-    assert logged == pytest.approx(loss(best["state_dict"], "validate"), rel=1e-5)
-    assert logged != pytest.approx(loss(best["current_model_state"], "validate"), rel=1e-3)
+    assert validated == pytest.approx(loss(best["state_dict"], "validate"), rel=1e-5)
+    assert validated != pytest.approx(loss(best["current_model_state"], "validate"), rel=1e-3)
     tested = run_cli("test", "--ckpt_path=best", "--config=ema.yaml")
     shown = next(line for line in tested.stdout.splitlines() if "test/loss" in line)
     assert float(shown.split("│")[2]) == pytest.approx(loss(best["state_dict"], "test"), rel=1e-5)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import TINY, RunCLI, cli, environment, runs, start
+from conftest import TINY, RunCLI, cli, environment, read_csv, runs, start
 from helpers import in_process
 from PIL import Image
 
@@ -19,11 +19,6 @@ from lit_project.checkpoints import read_checkpoint
 from lit_project.module import ImageClassifier
 
 WANDB = "--config=configs/logger/wandb.yaml"
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
 
 
 def config_of(run: Path) -> Any:
@@ -62,7 +57,7 @@ def test_run_folder_is_complete_and_points_nowhere(tiny_run: Path) -> None:
     text = (tiny_run / "config.yaml").read_text()
     assert "object at 0x" not in text
     assert str(tiny_run) not in text, "a run of this config would write into the old run's folder"
-    logged = rows(tiny_run / "csv" / "metrics.csv")
+    logged = read_csv(tiny_run / "csv" / "metrics.csv")
     names = {name for row in logged for name, value in row.items() if value}
     stages = {f"{stage}/{name}" for stage in ("train", "val") for name in ("loss", "acc", "f1", "auroc")}
     assert names >= stages | {"train/loss_step", "train/grad_norm", "lr-SGD", "epoch", "step"}
@@ -75,7 +70,7 @@ def test_last_is_the_final_epoch_and_best_the_best(run_cli: RunCLI, tmp_path: Pa
     last, best = (read_checkpoint(run / "checkpoints" / f"{name}.ckpt") for name in ("last", "best"))
     assert last["epoch"] == 3, "three are over"
     assert last["global_step"] == 12
-    accuracies = [float(row["train/acc"]) for row in rows(run / "csv" / "metrics.csv") if row.get("train/acc")]
+    accuracies = [float(row["train/acc"]) for row in read_csv(run / "csv" / "metrics.csv") if row.get("train/acc")]
     assert best["epoch"] == accuracies.index(min(accuracies))
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
 
@@ -226,13 +221,13 @@ def test_test_needs_nothing_but_the_checkpoint(run_cli: RunCLI, tiny_run: Path, 
     assert config_of(run)["data"]["init_args"]["num_test"] == 131, "not the default data"
     with (run / "confusion_matrix.csv").open() as file:
         header, *matrix = list(csv.reader(file))
-    classes = rows(run / "per_class.csv")
+    classes = read_csv(run / "per_class.csv")
     assert header[1:] == [row["class"] for row in classes]
     counts = {row["class"]: int(row["images"]) for row in classes}
     assert {name: sum(map(int, cells)) for name, *cells in matrix} == counts
     assert sum(counts.values()) == 131, "every test image once, the last short batch too"
     correct = sum(int(row[k + 1]) for k, row in enumerate(matrix))
-    (metrics,) = rows(run / "csv" / "metrics.csv")
+    (metrics,) = read_csv(run / "csv" / "metrics.csv")
     assert float(metrics["test/acc"]) == pytest.approx(correct / 131)
     assert "Test, by class" in output
 
@@ -449,8 +444,8 @@ def test_two_processes_train_as_one_run(run_cli: RunCLI, tmp_path: Path) -> None
     run_cli("test", f"--ckpt_path={run}", "--trainer.devices=1")
     two, one = runs(tmp_path, "test-*")
     assert (two / "confusion_matrix.csv").read_text() == (one / "confusion_matrix.csv").read_text()
-    assert sum(int(row["images"]) for row in rows(two / "per_class.csv")) == 131, "no image twice to even ranks out"
-    two_metrics, one_metrics = (rows(run / "csv" / "metrics.csv")[0] for run in (two, one))
+    assert sum(int(row["images"]) for row in read_csv(two / "per_class.csv")) == 131, "no image twice to even ranks out"
+    two_metrics, one_metrics = (read_csv(run / "csv" / "metrics.csv")[0] for run in (two, one))
     for name in ("test/loss", "test/acc", "test/f1", "test/auroc"):
         assert float(two_metrics[name]) == pytest.approx(float(one_metrics[name]), rel=1e-5)
 

@@ -1,6 +1,5 @@
 """Every file in ``configs/`` is read, runs, and does what its first line says."""
 
-import csv
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import TINY, RunCLI, runs, start
+from conftest import TINY, RunCLI, logged, runs, start
 from helpers import CIFAR_PER_BATCH, TESTS, in_process, small_cifar10
 from PIL import Image
 
@@ -31,11 +30,6 @@ def read(name: str) -> dict[str, Any]:
 
 def accelerator(name: str) -> str:
     return str(read(name).get("trainer", {}).get("accelerator", "auto"))
-
-
-def metrics(run: Path, name: str) -> list[float]:
-    with (run / "csv" / "metrics.csv").open() as file:
-        return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
 
 
 def last(run: Path) -> dict[str, Any]:
@@ -132,7 +126,7 @@ def test_debug_runs_five_batches_and_names_the_operation_behind_a_nan(run_cli: R
     run_cli("fit", *debug)
     (run,) = runs(tmp_path)
     assert last(run)["global_step"] == 5
-    assert len(metrics(run, "train/loss_step")) == 5
+    assert len(logged(run, "train/loss_step")) == 5
     done = run_cli("fit", *debug, "--model.network=helpers.NotANumber", check=False, PYTHONPATH=TESTS)
     assert done.returncode == 1
     assert "SqrtBackward0" in done.stderr
@@ -183,7 +177,7 @@ def test_overfit_validates_on_the_very_batches_it_trains_on_and_learns_them(run_
     assert len(seen[0]) == 4 * 16
     assert all(torch.equal(seen[0], images) for images in seen), "no shuffling, no augmentation"
     (run,) = runs(tmp_path)
-    train, val = (metrics(run, f"{stage}/acc") for stage in ("train", "val"))
+    train, val = (logged(run, f"{stage}/acc") for stage in ("train", "val"))
     assert len(train) == len(val) == 25
     assert train[-1] >= 0.95
     assert val[-1] == 1.0

@@ -3,7 +3,6 @@
 Three classes of noisy colours, some test images in the wrong folder so that the accuracy is not just 1.
 """
 
-import csv
 import io
 import json
 import math
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import TINY, RunCLI, cli, runs
+from conftest import TINY, RunCLI, cli, logged, read_csv, runs
 from helpers import TESTS, in_process, pixels, small_cifar10
 from PIL import ExifTags, Image
 
@@ -74,14 +73,8 @@ def odd_files(folder: Path) -> None:
     noise.transpose(Image.Transpose.ROTATE_90).save(folder / "turned.png", exif=exif)
 
 
-def predictions(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def metric(run: Path, name: str) -> float:
-    with (run / "csv" / "metrics.csv").open() as file:
-        return float(next(row[name] for row in csv.DictReader(file) if row.get(name)))
+    return logged(run, name)[0]
 
 
 class Trained(NamedTuple):
@@ -147,7 +140,7 @@ def test_accuracy_is_what_a_hand_count_over_the_predictions_gives(trained: Train
         shutil.copy(path, flat / f"{path.parent.name}-{path.name}")
     broken = break_three(flat)
     done = cli(trained.folder, "predict", f"--ckpt_path={trained.best}", "--images=flat", "--output=flat.csv")
-    rows = predictions(trained.folder / "flat.csv")
+    rows = read_csv(trained.folder / "flat.csv")
     assert [Path(row["path"]).name for row in rows] == [
         *(f"blue-{k}.png" for k in range(3, 8)),
         "empty.png",
@@ -179,7 +172,7 @@ def test_a_file_is_the_same_image_in_fit_and_in_predict(trained: Trained) -> Non
     glob = "images/val/*/*.*"
     predict = ["predict", f"--ckpt_path={trained.best}", f"--images={glob}", "--output=glob.csv"]
     cli(trained.folder, *predict, RECORD, PYTHONPATH=TESTS)
-    rows = predictions(trained.folder / "glob.csv")
+    rows = read_csv(trained.folder / "glob.csv")
     assert [Path(row["path"]).parts[-2] for row in rows] == ["blue"] * 4 + ["green"] * 12 + ["red"] * 4
     fitted, predicted = (torch.load(trained.folder / f"{stage}-0.pt") for stage in ("fit", "predict"))
     first = [batch for batch in fitted["batches"] if (batch["kind"], batch["epoch"]) == ("val", 0)]
@@ -201,7 +194,7 @@ def test_predict_takes_one_file_and_says_when_there_is_none(
     one = trained.root / "test" / "red" / "5.png"
     done = cli(tmp_path, "predict", f"--ckpt_path={trained.run}", f"--images={one}")
     (run,) = runs(tmp_path)
-    (row,) = predictions(run / "predictions.csv")
+    (row,) = read_csv(run / "predictions.csv")
     assert row["path"] == str(one)
     assert row["class"] == "red"
     assert done.stdout.splitlines()[-1] == f"Predictions for 1 image: runs/{run.name}/predictions.csv"
@@ -249,8 +242,7 @@ def test_a_test_folder_alone_and_classes_that_look_like_numbers(run_cli: RunCLI,
     assert "Decoding the 5 images" in done.stderr
     assert "The test data has no image of -1e5, 012, 1.5E4, 1:30, a: b, nan, null: these classes" in done.stderr
     (run,) = runs(tmp_path, "test-*")
-    with (run / "per_class.csv").open(newline="") as file:
-        rows = {row["class"]: int(row["images"]) for row in csv.DictReader(file)}
+    rows = {row["class"]: int(row["images"]) for row in read_csv(run / "per_class.csv")}
     assert rows == dict.fromkeys(names, 0) | {"1e3": 2, "yes": 3}
 
 

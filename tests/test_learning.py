@@ -1,19 +1,13 @@
 """That it learns: what the README promises of a first run, and what a network that is too simple does not reach."""
 
-import csv
 import re
 from pathlib import Path
 
 import pytest
-from conftest import cli, environment, runs
+from conftest import cli, environment, logged, runs
 from helpers import TESTS
 
 from lit_project.checkpoints import read_checkpoint
-
-
-def metric(run: Path, name: str) -> list[float]:
-    with (run / "csv" / "metrics.csv").open() as file:
-        return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
 
 
 @pytest.mark.slow
@@ -22,10 +16,10 @@ def test_the_small_network_learns_160_images_by_heart(tmp_path: Path) -> None:
     options += ["--trainer.max_epochs=20", "--model.network.dropout=0", "--callbacks.early_stopping=null"]
     cli(tmp_path, "fit", *options, "--trainer.log_every_n_steps=5")
     (run,) = runs(tmp_path)
-    accuracy = metric(run, "train/acc")
+    accuracy = logged(run, "train/acc")
     assert accuracy[0] < 0.5
     assert accuracy[-1] == 1.0
-    assert metric(run, "train/loss")[-1] < 0.05
+    assert logged(run, "train/loss")[-1] < 0.05
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +38,7 @@ def test_a_first_run_learns_the_shapes_and_says_how_to_go_on(first_run: tuple[Pa
     path = f"runs/{run.name}/checkpoints/best.ckpt"
     found = re.fullmatch(rf"Best checkpoint: {re.escape(path)} \(val/acc (0\.\d{{4}}|1\.0000)\)", best)
     assert found, best
-    accuracies = metric(run, "val/acc")
+    accuracies = logged(run, "val/acc")
     assert float(found[1]) == pytest.approx(max(accuracies), abs=1e-4)
     assert max(accuracies) >= 0.95
     assert read_checkpoint(folder / path)["epoch"] == accuracies.index(max(accuracies))
@@ -54,15 +48,15 @@ def test_a_first_run_learns_the_shapes_and_says_how_to_go_on(first_run: tuple[Pa
         assert said in command
 
     cli(folder, "test", "--ckpt_path=best")
-    assert metric(runs(folder, "test-*")[0], "test/acc")[0] >= 0.95
+    assert logged(runs(folder, "test-*")[0], "test/acc")[0] >= 0.95
 
 
 @pytest.mark.slow
 def test_a_linear_map_does_not_solve_the_shapes(tmp_path: Path) -> None:
     """As long a training as the default: the data asks for a convolutional network."""
     cli(tmp_path, "fit", "--model.network=helpers.Linear", "--model.optimizer.lr=0.02", PYTHONPATH=TESTS)
-    losses = metric(runs(tmp_path)[0], "train/loss")
+    losses = logged(runs(tmp_path)[0], "train/loss")
     assert losses[-1] < losses[0], "it does learn what it can"
     cli(tmp_path, "test", "--ckpt_path=best", PYTHONPATH=TESTS)
-    (accuracy,) = metric(runs(tmp_path, "test-*")[0], "test/acc")
+    (accuracy,) = logged(runs(tmp_path, "test-*")[0], "test/acc")
     assert accuracy < 0.6

@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from helpers import QUIET
 from lightning.pytorch.callbacks import Callback, EarlyStopping, EMAWeightAveraging
 from lightning.pytorch.cli import ReduceLROnPlateau
 from torch import nn
@@ -27,11 +28,7 @@ def linear() -> nn.Module:
 def trainer(tmp_path: Path, **options: object) -> L.Trainer:
     defaults = {
         "max_epochs": 2,
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
+        **QUIET,
         "num_sanity_val_steps": 0,
         "default_root_dir": tmp_path,
     }

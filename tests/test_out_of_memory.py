@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY, RunCLI
-from helpers import TESTS, Hungry
+from helpers import QUIET, TESTS, Hungry
 from torch import Tensor, nn
 
 from lit_project.data import Shapes10
@@ -34,11 +34,7 @@ class Faulty(HungryInNumPy):
 def explain(network: nn.Module, checkpointing: bool | None = None, stage: str = "fit", **options: object) -> str | None:
     trainer = L.Trainer(
         max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **QUIET,
         num_sanity_val_steps=0,
         **options,  # type: ignore[arg-type]
     )

@@ -1,17 +1,15 @@
 """Runs that are stopped, killed, moved or changed, and go on: through the real command line."""
 
-import csv
-import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import cli, environment, runs
+from conftest import cli, read_csv, runs, start
+from helpers import TESTS
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 sys.path.insert(0, str(SCRIPTS))
@@ -36,34 +34,22 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path / "runs"
 
 
-def stop(cwd: Path, *arguments: str, rows: int, number: int = signal.SIGTERM, again: bool = False) -> tuple[int, str]:
+def stop(cwd: Path, *arguments: str, after: int, number: int = signal.SIGTERM) -> tuple[int, str]:
     """Start a fit, send it a signal once it has logged so many rows, and wait; status and output."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lit_project.cli", "fit", *arguments],
-        cwd=cwd,
-        env=environment(cwd / "home"),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    while process.poll() is None and logged(cwd) < rows:
+    process = start(cwd, "-m", "lit_project.cli", "fit", *arguments)
+    while process.poll() is None and logged_rows(cwd) < after:
         time.sleep(0.01)
     process.send_signal(number)
-    if again:
-        time.sleep(0.05)
-        process.send_signal(number)
     output = process.communicate(timeout=120)[0]
     return process.returncode, output
 
 
-def logged(cwd: Path) -> int:
+def logged_rows(cwd: Path) -> int:
     return sum(len(file.read_text().splitlines()) - 1 for file in cwd.glob("runs/fit-*/csv/metrics.csv"))
 
 
 def table(run: Path) -> list[dict[str, str]]:
-    with (run / "csv" / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return read_csv(run / "csv" / "metrics.csv")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +58,7 @@ def table(run: Path) -> list[dict[str, str]]:
 def test_a_stopped_run_goes_on_in_its_folder_and_ends_bit_identical(
     tmp_path: Path, whole: Path, number: int, status: int
 ) -> None:
-    code, output = stop(tmp_path, *RUN, rows=4, number=number)
+    code, output = stop(tmp_path, *RUN, after=4, number=number)
     assert code == status, output
     (run,) = runs(tmp_path)
     saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
@@ -87,16 +73,7 @@ def test_a_stopped_run_goes_on_in_its_folder_and_ends_bit_identical(
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     # steps of a minute: the first signal would wait for the end of one
     slow = [*RUN, "--data.batch_size=640", "--trainer.callbacks+=helpers.Sleep", "--trainer.callbacks.seconds=60"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lit_project.cli", "fit", *slow],
-        cwd=tmp_path,
-        env=environment(
-            tmp_path / "home", PYTHONPATH=f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-        ),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    process = start(tmp_path, "-m", "lit_project.cli", "fit", *slow, PYTHONPATH=TESTS)
     assert process.stdout is not None
     for line in process.stdout:
         if "sleeping" in line:
@@ -119,7 +96,7 @@ def test_a_time_limit_stops_between_steps_and_each_process_has_its_own(tmp_path:
 
 
 def test_a_killed_run_goes_on_from_its_last_epoch_wherever_its_folder_is_now(tmp_path: Path, whole: Path) -> None:
-    code, _ = stop(tmp_path, *RUN, rows=14, number=signal.SIGKILL)
+    code, _ = stop(tmp_path, *RUN, after=14, number=signal.SIGKILL)
     assert code == -signal.SIGKILL
     (run,) = runs(tmp_path)
     moved = tmp_path / "elsewhere" / "runs" / run.name
@@ -278,7 +255,7 @@ def test_ranks_stop_together_and_go_on(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     (tmp_path / "cut").mkdir()
     cli(tmp_path / "whole", "fit", *ranks)
-    code, output = stop(tmp_path / "cut", *ranks, rows=2)  # the signal reaches the first rank alone
+    code, output = stop(tmp_path / "cut", *ranks, after=2)  # the signal reaches the first rank alone
     assert code == 143, output
     assert output.count("Stopped by SIGTERM") == 1
     cli(tmp_path / "cut", "fit", "--ckpt_path=last")

@@ -9,7 +9,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 from conftest import TINY, cli, runs
-from helpers import TESTS, FullDisk
+from helpers import QUIET, TESTS, FullDisk
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
@@ -60,10 +60,7 @@ def fit(callback: ModelCheckpoint, disk: FullDisk) -> None:
     """Train for three epochs in this process; a file size limit fails as a quota does, on any machine."""
     trainer = L.Trainer(
         max_epochs=3,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **QUIET | {"enable_checkpointing": True},
         callbacks=[callback, disk],
         plugins=[AtomicCheckpointIO()],
     )

@@ -8,7 +8,7 @@ import lightning as L
 import pytest
 import torch
 from conftest import TINY, RunCLI, runs
-from helpers import TESTS, Fragile, Linear, NotANumber, Plant
+from helpers import QUIET, TESTS, Fragile, Linear, NotANumber, Plant
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
@@ -37,11 +37,7 @@ def fit(folder: Path, network: nn.Module, *callbacks: Callback, lr: float = 0.1,
     optimizer = lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=0.9)  # noqa: E731
     trainer = L.Trainer(
         max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **QUIET,
         default_root_dir=folder,
         callbacks=[NonFinite(), *callbacks],
         **options,

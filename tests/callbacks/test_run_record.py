@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from conftest import TINY, runs, start
+from helpers import QUIET
 from lightning.pytorch.callbacks import Callback
 from torch import nn
 
@@ -34,11 +35,7 @@ def record(run: Path) -> Any:
 def fit(folder: Path, *callbacks: Callback) -> None:
     trainer = L.Trainer(
         max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **QUIET,
         default_root_dir=folder,
         callbacks=[RunRecord({"seed_everything": 3}), *callbacks],
     )

@@ -11,6 +11,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from helpers import QUIET
 from torch import Tensor
 from torchvision.transforms import v2
 
@@ -424,14 +425,8 @@ class Recorder(L.LightningModule):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_real_trainer_augments_step_by_step_as_the_key_says(tmp_path: Any, workers: int):
     data = Numbered({"train": 24, "val": 10, "test": 10}, batch_size=8, num_workers=workers)
-    quiet = {
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-    }
     model = Recorder()
-    L.Trainer(accelerator="cpu", max_epochs=2, default_root_dir=tmp_path, **quiet).fit(model, datamodule=data)
+    L.Trainer(max_epochs=2, default_root_dir=tmp_path, **QUIET).fit(model, datamodule=data)
     mean, std = map(torch.tensor, channel_statistics(data.splits["train"].images))
     data.trainer = None
     loader = data.train_dataloader()
