@@ -319,23 +319,33 @@ class ImageClassifier(L.LightningModule):
             )
 
     def _apply_changed_optimizer_arguments(self, checkpoint: dict[str, Any]) -> None:
-        """Let a learning rate or the like that was changed for a resumed run win over the optimiser's saved state."""
+        """Let a learning rate or the like that was changed for a resumed run win over the optimiser's saved state.
+
+        What an argument means to each parameter group is the optimiser's own affair: one made from the old arguments is
+        compared with one made from the new.
+        """
         before, now = (h.get("optimizer") for h in (checkpoint.get("hyper_parameters", {}), self.hparams))
         if not isinstance(before, dict) or not isinstance(now, dict) or before["class_path"] != now["class_path"]:
             return
         saved = before.get("init_args", {})
-        changed = {name: value for name, value in now.get("init_args", {}).items() if saved.get(name) != value}
+        if all(saved.get(name) == value for name, value in now.get("init_args", {}).items()):
+            return
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        known = {name: saved[name] for name in now["init_args"] if name in saved}  # a newer class may have others
+        old, new = self.optimizer(trained, **known).param_groups, self.optimizer(trained).param_groups
         for state in checkpoint.get("optimizer_states", []):
-            for group in state["param_groups"]:
+            for group, was, is_now in zip(state["param_groups"], old, new, strict=False):
+                changed = {name: value for name, value in is_now.items() if name != "params" and was[name] != value}
                 rate, first = group["lr"], group.get("initial_lr")
-                group.update({name: value for name, value in changed.items() if name in group})
+                group.update(changed)
                 if "lr" in changed and first is not None and self.scheduler is not None:
                     # as far down as the schedule has come; OneCycleLR and CyclicLR have rates of their own
-                    scale = changed["lr"] / first if first and first == saved.get("lr") else 1.0
+                    scale = changed["lr"] / first if first and first == was["lr"] else 1.0
                     group["lr"], group["initial_lr"] = rate * scale, first * scale
-        for state in checkpoint.get("lr_schedulers", []) if "lr" in changed else []:
+        for state in checkpoint.get("lr_schedulers", []):
             state["base_lrs"] = [
-                changed["lr"] if rate == saved.get("lr") else rate for rate in state.get("base_lrs", [])
+                is_now["lr"] if rate == was["lr"] else rate
+                for rate, was, is_now in zip(state.get("base_lrs", []), old, new, strict=False)
             ]
 
     # ---- internals

@@ -18,6 +18,7 @@ from lit_project.callbacks import MonitorCheck
 from lit_project.data import Shapes10
 from lit_project.errors import InputError
 from lit_project.module import ImageClassifier
+from lit_project.optimizers import MuonSGD
 from lit_project.schedulers import WarmupCosine
 
 
@@ -315,6 +316,25 @@ def test_a_changed_learning_rate_keeps_its_place_in_the_schedule(
     resumed = rates(0.05, tmp_path / "13.ckpt")
     assert len(resumed) == 7
     assert resumed == pytest.approx(straight[13:])
+
+
+def test_a_changed_argument_reaches_only_the_groups_it_is_meant_for(tmp_path: Path) -> None:
+    """MuonSGD has a group of filters and one of the rest; `sgd_lr` is the rate of the latter."""
+    before = {"lr": 0.1, "momentum": 0.6, "sgd_lr": 2.0, "sgd_momentum": 0.9, "sgd_weight_decay": 0.0}
+
+    def fit(arguments: dict[str, float], checkpoint: Path | None = None) -> L.Trainer:
+        network = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.Flatten(), nn.Linear(64, 10))
+        model = ImageClassifier(network, partial(MuonSGD, **arguments), partial(WarmupCosine, total_steps=-1))
+        model.save_hyperparameters({"optimizer": {"class_path": "MuonSGD", "init_args": arguments}})
+        done = trainer(tmp_path, max_epochs=2 if checkpoint else 1)
+        done.fit(model, datamodule=ten_batches(), ckpt_path=checkpoint)
+        return done
+
+    fit(before).save_checkpoint(tmp_path / "1.ckpt")
+    resumed = fit(before | {"sgd_lr": 1.0, "momentum": 0.7}, tmp_path / "1.ckpt").optimizers[0]
+    filters, rest = resumed.param_groups
+    assert (filters["initial_lr"], filters["momentum"]) == (0.1, 0.7)
+    assert (rest["initial_lr"], rest["momentum"]) == (1.0, 0.9)
 
 
 # ---- averaged weights
