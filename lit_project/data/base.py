@@ -238,6 +238,8 @@ class ImageDataModule(L.LightningDataModule):
         placement, reason = self._placement(sum(self.splits[split].nbytes for split in new))
         for split in new:
             self.splits[split] = self._placed(self.splits[split], placement)
+            if split == "train" and self._overfitting:  # a few batches of sorted data would be of one class
+                self.splits[split] = self._shuffled(self.splits[split])
             self._placements[split] = placement
             if split in wanted:
                 self._report(split, f"{placement} ({reason})")
@@ -285,6 +287,11 @@ class ImageDataModule(L.LightningDataModule):
             mean, std = self._statistics()
             self._mean_std_tensors = torch.tensor(mean, device=images.device), torch.tensor(std, device=images.device)
         return to_float(images, *self._mean_std_tensors)
+
+    @staticmethod
+    def _shuffled(arrays: Arrays) -> Arrays:
+        order = torch.randperm(len(arrays.targets), generator=keyed_generator(global_seed(), 0))
+        return arrays.narrow(order.to(arrays.targets.device))
 
     @property
     def _overfitting(self) -> bool:

@@ -323,6 +323,24 @@ def test_overfitting_scores_the_very_batches_it_trains_on():
     assert torch.equal(first, second)
 
 
+def test_overfitting_sorted_data_still_has_several_classes_in_a_batch():
+    """An image folder is sorted by class: its first batches would be of one."""
+
+    class Sorted(Numbered):
+        def load(self, split: SplitName) -> Arrays:
+            arrays = super().load(split)
+            return arrays.select(arrays.targets.argsort())
+
+    batches = []
+    for _ in range(2):
+        data = Sorted({"train": 160, "val": 10, "test": 10}, batch_size=16)
+        data.trainer = trainer(overfit_batches=2)
+        data.setup("fit")
+        batches.append([targets.tolist() for _, targets, _ in data.train_dataloader()])
+    assert len(set(batches[0][0])) == len(set(batches[0][1])) == 3
+    assert batches[0] == batches[1], "the same ones in each run of a seed"
+
+
 @pytest.mark.parametrize(
     "options", [{"batch_size": 0}, {"val_fraction": 0.0}, {"val_fraction": 1.0}, {"num_workers": -1}]
 )
