@@ -18,4 +18,9 @@ class KeyedRandomness(Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        seed_everywhere(derive_seed(global_seed(), trainer.current_epoch, batch_idx, trainer.global_rank, 0))
+        seed_step(trainer, batch_idx)
+
+
+def seed_step(trainer: L.Trainer, batch_idx: int) -> None:
+    """Seed the global generators for a training step."""
+    seed_everywhere(derive_seed(global_seed(), trainer.current_epoch, batch_idx, trainer.global_rank, 0))

@@ -16,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from lit_project.callbacks.keyed_randomness import seed_step
 from lit_project.checkpoints import AtomicCheckpointIO, SaveError
 from lit_project.errors import InputError
 
@@ -162,6 +163,7 @@ class NonFinite(Callback):
         """Where the forward pass first gives a value that is not finite, in words; None if it gives none."""
         assert self._batch is not None
         self._restore_buffers()
+        seed_step(trainer, self._batch[1])  # for the dropout that the step had
         with torch.no_grad(), trainer.precision_plugin.train_step_context(), torch.compiler.set_stance("force_eager"):
             try:
                 with _watched(pl_module):

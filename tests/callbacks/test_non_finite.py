@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 
-from lit_project.callbacks import NonFinite
+from lit_project.callbacks import KeyedRandomness, NonFinite
 from lit_project.checkpoints import read_checkpoint
 from lit_project.data import Shapes10
 from lit_project.errors import InputError
@@ -88,6 +88,20 @@ def test_the_error_names_the_layer_and_the_state_before_is_kept(
     record = torch.load(tmp_path / "nonfinite" / "batch.pt", weights_only=True)
     assert equal(record["batch"], before["batch"])
     assert (record["batch_idx"], record["epoch"], record["step"]) == (2, 0, 2 // accumulate)
+
+
+class Chance(nn.Module):
+    """Infinite whenever a draw falls below 0.3."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / (torch.rand(()) > 0.3)
+
+
+def test_a_layer_that_fails_by_chance_is_found_with_the_draws_that_the_step_had(tmp_path: Path) -> None:
+    network = Fragile()
+    network.divide = Chance()
+    with pytest.raises(InputError, match=r"not finite: network\.divide \(Chance\)"):
+        fit(tmp_path, network, KeyedRandomness())
 
 
 def test_divergence_is_stopped_before_the_weights_are_lost(tmp_path: Path) -> None:
