@@ -182,6 +182,22 @@ def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_more_steps_go_on_within_the_epoch_that_the_old_number_of_them_ended(tmp_path: Path) -> None:
+    """14 of 24 steps are an epoch and four batches: the other six of that epoch are still to come."""
+    endless = [*RUN, "--model.scheduler=null", "--trainer.max_epochs=-1"]
+    weights = []
+    for name, ends in (("whole", [24]), ("cut", [14, 24])):
+        (tmp_path / name).mkdir()
+        for number, steps in enumerate(ends):
+            resume = ["--ckpt_path=last"] if number else []
+            cli(tmp_path / name, "fit", *endless, f"--trainer.max_steps={steps}", *resume)
+        (run,) = runs(tmp_path / name)
+        assert [int(row["step"]) for row in table(run) if row["train/loss_step"]] == list(range(24))
+        weights.append(torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"])
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+@pytest.mark.slow
 def test_a_run_that_early_stopping_ended_is_left_as_it_is(tmp_path: Path) -> None:
     stops = ["--callbacks.early_stopping.patience=1", "--callbacks.early_stopping.min_delta=1.0"]
     cli(tmp_path, "fit", *RUN, "--trainer.max_epochs=9", *stops)

@@ -101,6 +101,9 @@ class LastCheckpoint(Callback):
         assert fetcher is not None
         # after it, Lightning cannot resume in mid-epoch without miscounting a step
         self._validation_was_due = trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
+        if trainer.fit_loop.epoch_loop._is_training_done and not trainer.is_last_batch:
+            # max_steps ends the run within an epoch, which can go on when there are to be more of them
+            self._save(trainer, "batch end")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._give_signals_back()
@@ -139,6 +142,11 @@ class LastCheckpoint(Callback):
         epochs, batches = loop["epoch_progress"], loop["epoch_loop.batch_progress"]
         if self._saving_in == "batch start":
             _decrease_ready(batches)
+            return
+        if self._saving_in == "batch end":
+            for part in ("total", "current"):
+                batches[part] = batches[part] | {"completed": batches[part]["ready"]}
+            loop["epoch_loop.state_dict"]["_batches_that_stepped"] += 1
             return
         if self._saving_in == "epoch start":
             _decrease_ready(epochs)
