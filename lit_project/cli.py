@@ -16,22 +16,17 @@ if __name__ == "__main__":
 import argparse
 import contextlib
 import gc
-import inspect
 import logging
 import os
-import re
 import secrets
 import shutil
 import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
 from datetime import timedelta
-from functools import cache
-from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, get_origin
+from typing import Any, NamedTuple, NoReturn
 
 import lightning as L
 import torch
@@ -55,6 +50,19 @@ from lit_project.callbacks import KeyedRandomness, LastCheckpoint, PredictionWri
 from lit_project.callbacks.full_disk import tolerate_full_disk
 from lit_project.callbacks.run_record import best_checkpoint, describe
 from lit_project.checkpoints import AtomicCheckpointIO, find_checkpoint, holds_only_weights, read_checkpoint
+from lit_project.config_files import (
+    CONFIGS,
+    PACKAGE,
+    bring_up_to_date,
+    class_specs,
+    default_config,
+    find_config,
+    is_sequence,
+    leaf_names,
+    plain,
+    read_yaml,
+    replaced,
+)
 from lit_project.data import ImagesToPredict
 from lit_project.errors import InputError
 from lit_project.hardware import best_precision, keep_freed_memory
@@ -62,9 +70,6 @@ from lit_project.out_of_memory import explain_out_of_memory
 from lit_project.parse_errors import explain
 from lit_project.resume import newest_run_of, refuse_changes, run_to_continue
 
-PACKAGE = Path(__file__).parent
-#: A checkout keeps the configs beside the package, an installed wheel inside it.
-CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"
 #: What flows from the data to every part of the model that has a parameter of this name.
 DATA_FACTS = ("num_classes", "class_names", "in_channels", "image_size")
 #: Stand in configs for the run's folder and its name; replaced when the objects are made, kept in the saved config.
@@ -72,10 +77,6 @@ RUN_DIR, RUN_NAME = "{run_dir}", "{run_name}"
 COMMAND = f"python -m {__package__}.cli"
 #: Options that say what to do with a run, not what it is made of: they are not part of its config.
 ACTION_KEYS = ("config", "ckpt_path", "images", "output", "force_resume")
-# jsonargparse reads 1e3 as a number, but PyYAML writes it without quotes: a class of that name would come back as 1000
-yaml.SafeDumper.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
 
 
 class Start(NamedTuple):
@@ -157,7 +158,7 @@ class CLI(LightningCLI):
         # A list in a config replaces the list before it, and with it the default callbacks. Named keys are merged:
         # default.yaml names them, a config changes or removes (null) one of them, trainer.callbacks adds to them.
         for group, base in (("callbacks", Callback), ("loggers", Logger)):
-            for name in _default_config()[group]:
+            for name in default_config()[group]:
                 parser.add_argument(f"--{group}.{name}", type=base | None, default=None)
 
     def setup_parser(self, *args: Any) -> None:
@@ -200,7 +201,7 @@ class CLI(LightningCLI):
         # a saved config must not point at the folder of the run that saved it, so self.config keeps the placeholder
         assert self.run_dir is not None
         config = self.config
-        self.config = _replaced(_replaced(config, RUN_DIR, str(self.run_dir)), RUN_NAME, self.run_dir.name)
+        self.config = replaced(replaced(config, RUN_DIR, str(self.run_dir)), RUN_NAME, self.run_dir.name)
         try:
             super().instantiate_classes()
         finally:
@@ -284,12 +285,12 @@ class CLI(LightningCLI):
         config = self.config[self.subcommand]
         data = self._parser(self.subcommand).instantiate(Namespace(data=config.data)).data
         del self.config_dump  # Lightning took it for the hyper-parameters, but the model's config changes below
-        facts = {name: _plain(getattr(data, name)) for name in DATA_FACTS if hasattr(data, name)}
-        for key, spec in _class_specs("model", config.model):
+        facts = {name: plain(getattr(data, name)) for name in DATA_FACTS if hasattr(data, name)}
+        for key, spec in class_specs("model", config.model):
             for name, fact in facts.items():
                 if name not in spec.get("init_args", {}):
                     continue
-                given = _plain(spec.init_args[name])
+                given = plain(spec.init_args[name])
                 # what was not given may still be set: jsonargparse keeps the arguments of a class that was replaced
                 if name in self.given and given not in (None, fact):
                     source = "the checkpoint's" if self.checkpoint else "the configured"
@@ -298,11 +299,11 @@ class CLI(LightningCLI):
                         f"model, or leave {key}.{name} out to have it taken from the data."
                     )
                 # a square size is one number, unless the network says that it takes two
-                pair = name == "image_size" and isinstance(fact, int) and _is_sequence(spec.class_path, name)
+                pair = name == "image_size" and isinstance(fact, int) and is_sequence(spec.class_path, name)
                 spec.init_args[name] = [fact, fact] if pair else fact
         optimizer = config.model.get("init_args", {}).get("optimizer")
         if optimizer is not None and "lr" not in self.given and not self.checkpoint:
-            default = _default_config()["model"]["init_args"]["optimizer"]["class_path"]
+            default = default_config()["model"]["init_args"]["optimizer"]["class_path"]
             if optimizer.class_path != default:
                 rank_zero_warn(
                     f"{optimizer.class_path} takes over the learning rate {optimizer.init_args.get('lr')} that was set "
@@ -435,9 +436,9 @@ def _prepare(argv: list[str], folder: Path) -> Start:
         option, _, value = argument.partition("=")
         if option in ("-c", "--config"):
             if value:
-                argv[index] = f"{option}={_find_config(value)}"
+                argv[index] = f"{option}={find_config(value)}"
             elif index + 1 < len(argv):
-                argv[index + 1] = _find_config(argv[index + 1])
+                argv[index + 1] = find_config(argv[index + 1])
     configs = [CONFIGS / "default.yaml"]
     subcommand = next((argument for argument in argv[1:] if argument in CLI.subcommands()), None)
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -445,9 +446,9 @@ def _prepare(argv: list[str], folder: Path) -> Start:
     finder.add_argument("--ckpt_path", nargs="?")
     finder.add_argument("--trainer.default_root_dir", dest="runs", nargs="?")
     given, _ = finder.parse_known_args(argv[1:])
-    in_files = [_read_yaml(path) for path in given.config]
+    in_files = [read_yaml(path) for path in given.config]
     names = {argument.split("=")[0].rsplit(".", 1)[-1] for argument in argv if argument.startswith("--model.")}
-    names |= {name for config in in_files for name in _leaf_names(config.get("model"))}
+    names |= {name for config in in_files for name in leaf_names(config.get("model"))}
     wanted = given.ckpt_path or next((c["ckpt_path"] for c in reversed(in_files) if c.get("ckpt_path")), None)
     trainers = [c["trainer"] for c in reversed(in_files) if isinstance(c.get("trainer"), dict)]
     roots = [trainer.get("default_root_dir") for trainer in trainers]
@@ -478,17 +479,8 @@ def _prepare(argv: list[str], folder: Path) -> Start:
             "--model.network."
         )
     if isinstance(config, dict):
-        names |= set(_leaf_names(config.get("model")))
-        if subcommand != "fit":  # how it was trained does not say how it is to be tested
-            config = {key: config[key] for key in ("seed_everything", "model", "data") if key in config}
-        else:
-            (config.get("trainer") or {}).pop("max_time", None)  # a limit on the process that wrote it
-        changes = [change for key in ("model", "data") for change in _drop_unknown(key, config.get(key))]
-        for group in ("callbacks", "loggers"):
-            for name in config.get(group, {}).keys() - _default_config()[group].keys():
-                changes.append(f"{group}.{name}: there is no such part here, ignored")
-                del config[group][name]
-        if changes:
+        names |= set(leaf_names(config.get("model")))
+        if changes := bring_up_to_date(config, subcommand):
             rank_zero_info("The checkpoint's config was written by other code:\n  " + "\n  ".join(changes))
         configs.append(folder / "checkpoint.yaml")
         configs[-1].write_text(yaml.safe_dump(config))
@@ -520,98 +512,6 @@ def _time_limit(limit: str | timedelta | dict[str, int]) -> float:
     return (timedelta(**limit) if isinstance(limit, dict) else limit).total_seconds()
 
 
-def _leaf_names(config: Any) -> Iterator[str]:
-    if isinstance(config, dict):
-        for name, part in config.items():
-            yield name
-            yield from _leaf_names(part)
-
-
-def _find_config(value: str) -> str:
-    """A config path as given, or else below the project's own configs, so that any working directory will do."""
-    for path in (Path(value), CONFIGS.parent / value, CONFIGS / value):
-        if path.is_file():
-            return str(path)
-    known = sorted(str(path.relative_to(CONFIGS.parent)) for path in CONFIGS.rglob("*.yaml"))
-    raise InputError(f"--config {value}: there is no such file. The project's own: {', '.join(known)}.")
-
-
-@cache
-def _default_config() -> dict[str, Any]:
-    return _read_yaml(str(CONFIGS / "default.yaml"))
-
-
-def _read_yaml(path: str) -> dict[str, Any]:
-    try:
-        config = yaml.safe_load(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"--config {path} cannot be read as YAML: {error}") from error
-    if not isinstance(config, dict):
-        raise InputError(f"--config {path}: expected 'key: value' lines at the top level.")
-    return config
-
-
-def _drop_unknown(key: str, value: Any) -> Iterator[str]:
-    """Drop arguments that a class in a checkpoint's config no longer has, and tell them and those it has gained."""
-    if not isinstance(value, dict):
-        return
-    if "class_path" in value:
-        parameters = _parameters(value["class_path"])
-        arguments = value.get("init_args") or {}
-        if parameters is not None:
-            for name in [name for name in arguments if name not in parameters]:
-                yield f"{key}.{name} = {arguments.pop(name)}: {value['class_path']} has no such argument, ignored"
-            for name, parameter in parameters.items():
-                if name not in arguments and parameter.default is not parameter.empty:
-                    yield f"{key}.{name}: new here, has its default {parameter.default!r}"
-        value = arguments
-    for name, part in value.items():
-        yield from _drop_unknown(f"{key}.{name}", part)
-
-
-def _parameters(class_path: str) -> dict[str, inspect.Parameter] | None:
-    """The arguments of a class or function by name, base classes' included; None if they cannot be told."""
-    module, _, name = class_path.rpartition(".")
-    try:
-        target = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"The config names {class_path}, which does not exist here ({error}).") from error
-    found: dict[str, inspect.Parameter] = {}
-    for owner in inspect.getmro(target) if inspect.isclass(target) else (target,):
-        if inspect.isclass(owner) and "__init__" not in vars(owner):
-            continue
-        parameters = inspect.signature(owner).parameters
-        found = {**parameters, **found}
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            positional = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-            return {name: parameter for name, parameter in found.items() if parameter.kind not in positional}
-    return None
-
-
-def _is_sequence(class_path: str, name: str) -> bool:
-    """Whether an argument is a list or tuple, by its default or its annotation."""
-    parameter = (_parameters(class_path) or {}).get(name)
-    return parameter is not None and (
-        isinstance(parameter.default, list | tuple) or get_origin(parameter.annotation) in (list, tuple)
-    )
-
-
-def _class_specs(key: str, value: Any) -> Iterator[tuple[str, Namespace]]:
-    """Every {class_path, init_args} at or below ``value``, with its dotted key."""
-    if isinstance(value, Namespace) and "class_path" in value:
-        yield key, value
-        for name, part in vars(value.get("init_args", Namespace())).items():
-            yield from _class_specs(f"{key}.{name}", part)
-
-
-def _plain(value: Any) -> Any:
-    """A value as a config would have it: lists for tuples, one number for a square image size."""
-    if not isinstance(value, list | tuple):
-        return value
-    values = [_plain(part) for part in value]
-    return values[0] if len(values) == 2 and values[0] == values[1] and isinstance(values[0], int) else values
-
-
 def _output_file(path: str) -> Path:
     """A file that is to be written at the end: what stands in its way is said at the start."""
     file = Path(path).expanduser()
@@ -622,19 +522,6 @@ def _output_file(path: str) -> Path:
     except OSError as error:
         raise InputError(f"--output {path} cannot be written: {error.strerror or error}.") from error
     return file
-
-
-def _replaced(value: Any, old: str, new: str) -> Any:
-    """A copy of a config with ``old`` replaced by ``new`` in every string."""
-    if isinstance(value, str):
-        return value.replace(old, new)
-    if isinstance(value, list):
-        return [_replaced(part, old, new) for part in value]
-    if isinstance(value, dict):
-        return {key: _replaced(part, old, new) for key, part in value.items()}
-    if isinstance(value, Namespace):
-        return Namespace({key: _replaced(part, old, new) for key, part in vars(value).items()})
-    return value
 
 
 def _is_rank_zero() -> bool:
@@ -659,6 +546,8 @@ def _quieten() -> None:
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     # a test does without the callbacks that wrote its checkpoint
     warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided.*")
+    # the summary's size in MB is that of float32 weights, which mixed precision keeps
+    warnings.filterwarnings("ignore", message=".*is not supported by the model summary.*")
     # between Lightning's and torch's internals
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
 
