@@ -115,6 +115,20 @@ def test_a_killed_run_goes_on_from_its_last_epoch_wherever_its_folder_is_now(tmp
     assert float(state["best_model_score"]) == pytest.approx(max(float(r["val/acc"] or 0) for r in table(moved)))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [5, 14, 25])
+def test_validations_in_mid_epoch_are_whole_after_a_kill(tmp_path: Path, after: int) -> None:
+    """PL#20277: with Lightning's checkpoints, the first validation after a resume may see one batch of its data."""
+    often = [*RUN, "--trainer.val_check_interval=3", "--callbacks.last.every_n_steps=2"]
+    cli(tmp_path, "fit", *often, "--trainer.default_root_dir=whole")
+    code, output = stop(tmp_path, *often, after=after, number=signal.SIGKILL)
+    assert code == -signal.SIGKILL, output
+    cli(tmp_path, "fit", "--ckpt_path=last")
+    assert kill_test.differences(tmp_path / "whole", tmp_path / "runs") == []
+    validations = [row for row in table(runs(tmp_path)[0]) if row["val/loss"]]
+    assert len(validations) == 9
+
+
 STEP = ["--model.scheduler=torch.optim.lr_scheduler.StepLR", "--model.scheduler.step_size=1"]
 PLATEAU = [
     "--model.scheduler=lightning.pytorch.cli.ReduceLROnPlateau",
@@ -132,8 +146,9 @@ COSINE = ["--model.scheduler=torch.optim.lr_scheduler.CosineAnnealingLR", "--mod
         (STEP, "--trainer.max_epochs=2"),
         (PLATEAU, "--trainer.max_epochs=2"),
         (COSINE, "--trainer.max_time=00:00:00:00"),
+        ([*STEP, "--trainer.check_val_every_n_epoch=2"], "--trainer.max_epochs=3"),  # PL#20495
     ],
-    ids=["each epoch", "on a plateau", "each step"],
+    ids=["each epoch", "on a plateau", "each step", "validated every second epoch"],
 )
 def test_the_learning_rate_goes_on_exactly(tmp_path: Path, scheduler: list[str], stop: str) -> None:
     arguments = [*RUN, *scheduler, "--trainer.limit_train_batches=3", "--trainer.max_epochs=4"]
@@ -266,14 +281,18 @@ def test_killed_while_writing_in_validation_and_anywhere(
 
 
 @pytest.mark.slow
-def test_ranks_stop_together_and_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compile", ["false", "true"])
+def test_ranks_stop_together_and_go_on(tmp_path: Path, compile: str) -> None:
     ranks = [*RUN, "--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]
+    ranks.append(f"--model.compile={compile}")
     (tmp_path / "whole").mkdir()
     (tmp_path / "cut").mkdir()
     cli(tmp_path / "whole", "fit", *ranks)
     code, output = stop(tmp_path / "cut", *ranks, after=2)  # the signal reaches the first rank alone
     assert code == 143, output
     assert output.count("Stopped by SIGTERM") == 1
+    weights = torch.load(runs(tmp_path / "cut")[0] / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert all(name.startswith("network.") and "_orig_mod" not in name for name in weights)
     cli(tmp_path / "cut", "fit", "--ckpt_path=last")
     assert kill_test.differences(tmp_path / "whole" / "runs", tmp_path / "cut" / "runs") == []
 
