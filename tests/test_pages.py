@@ -43,5 +43,5 @@ def test_a_page_is_whole_and_takes_no_title_for_markup() -> None:
 
 def test_a_table_escapes_and_aligns() -> None:
     text = table(["name", "value"], [["<b>&", 0.25], ["x", None]])
-    assert '<td>&lt;b&gt;&amp;</td><td class="number">0.2500</td>' in text
+    assert '<td>&lt;b&gt;&amp;</td><td class="number">0.25</td>' in text
     assert '<td class="number"></td>' in text
