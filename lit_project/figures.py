@@ -22,7 +22,7 @@ BLUE, ORANGE, GREY = "#3b82c4", "#e07b39", "#8a949e"
 _WHITE = "#fefefe"
 #: More classes than this are not told apart in a matrix; of more rows than that only the sum of blocks is shown.
 _NAMED, _COUNTED, _ROWS = 30, 15, 200
-_WIDTH = 5.2
+_WIDTH = 4.8
 
 Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
 
@@ -45,6 +45,8 @@ def learning_curves(
         best: x of the best checkpoint.
         x: what x is.
     """
+    from matplotlib.ticker import MaxNLocator
+
     figure = _figure(_WIDTH, 4.0 if rates else 3.0)
     grid = figure.add_gridspec(2, 1, height_ratios=[3, 1]) if rates else figure.add_gridspec(1, 1)
     upper = figure.add_subplot(grid[0])
@@ -59,6 +61,7 @@ def learning_curves(
     _plain(upper)
     if not rates:
         upper.set_xlabel(x)
+        upper.xaxis.set_major_locator(MaxNLocator(integer=True))
         return figure
     lower = figure.add_subplot(grid[1], sharex=upper)
     for name, curve in rates.items():
@@ -67,6 +70,7 @@ def learning_curves(
         lower.legend(frameon=False, fontsize=7)
     lower.set_ylabel("learning rate")
     lower.set_xlabel(x)
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
     upper.tick_params(labelbottom=False)
     _plain(lower)
     return figure
@@ -108,7 +112,7 @@ def confusion_matrix(matrix: Tensor, names: Sequence[str]) -> "Figure":
         for row, column in np.argwhere(counts > 0).tolist():
             colour = _WHITE if alpha[row, column] > 0.6 else "black"
             text = f"{counts[row, column]:.0f}"
-            axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7, color=colour)
+            axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=8, color=colour)
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
     return figure

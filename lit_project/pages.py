@@ -35,7 +35,7 @@ svg image { image-rendering: pixelated; }
 figure { margin: 0; min-width: 0; }
 figcaption, .quiet { color: var(--quiet); font-size: 0.85rem; line-height: 1.4; }
 .columns { display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
-.tiles { display: grid; gap: 0.75rem; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); }
+.tiles { display: grid; gap: 0.75rem; grid-template-columns: repeat(auto-fill, minmax(6.6rem, 1fr)); }
 .tiles img { display: block; width: 100%; background: var(--tint); }
 .tiles img.small { image-rendering: pixelated; }
 dl.facts { display: grid; gap: 0.75rem; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr));
@@ -93,14 +93,22 @@ def page(title: str, sections: Iterable[tuple[str, str]]) -> str:
 """
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table as HTML. Numbers are set flush right, with seven digits as in ``metrics.csv``; None is an empty cell."""
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], floats: str = ".7g") -> str:
+    """A table as HTML. Numbers are set flush right, and None is an empty cell.
+
+    Args:
+        header: the names of the columns.
+        rows: their cells.
+        floats: the format of fractional numbers; seven digits are those of ``metrics.csv``.
+    """
     lines = [list(row) for row in rows]
     numeric = [all(isinstance(row[i], int | float | None) for row in lines) for i in range(len(header))]
     kinds = [' class="number"' if is_numeric else "" for is_numeric in numeric]
     head = "".join(f"<th{kind}>{escape(name)}</th>" for kind, name in zip(kinds, header, strict=True))
     body = "\n".join(
-        "<tr>" + "".join(f"<td{kind}>{_cell(value)}</td>" for kind, value in zip(kinds, row, strict=True)) + "</tr>"
+        "<tr>"
+        + "".join(f"<td{kind}>{_cell(value, floats)}</td>" for kind, value in zip(kinds, row, strict=True))
+        + "</tr>"
         for row in lines
     )
     return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
@@ -133,10 +141,10 @@ def svg(figure: "Figure") -> str:
     return f'<svg viewBox="{box[1]}" width="100%" role="img">{rest.rstrip()}'
 
 
-def _cell(value: object) -> str:
+def _cell(value: object, floats: str) -> str:
     if value is None:
         return ""
-    return f"{value:.7g}" if isinstance(value, float) else escape(str(value))
+    return format(value, floats) if isinstance(value, float) else escape(str(value))
 
 
 def require_matplotlib() -> None:

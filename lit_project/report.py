@@ -111,9 +111,8 @@ def _result(
     if isinstance(best.get("score"), float):
         facts[f"best {best['monitor']}"] = f"{best['score']:.4f}"
     final = {name: _last(rows, name) for name in _metric_names(rows)}
-    last = "" if record.get("subcommand", "fit") != "fit" else "last "
-    wanted = [name for name in final if not last or name.split("/")[0] in ("val", "train")]
-    facts |= {f"{last}{name}": f"{float(final[name]):.4f}" for name in sorted(wanted, key=_importance)[:6]}
+    last = "last " if record.get("subcommand", "fit") == "fit" else ""
+    facts |= {f"{last}{name}": f"{float(final[name]):.4f}" for name in sorted(final, key=_importance)[:4]}
     if curves.ends:
         facts["epochs trained"] = f"{len(curves.ends)}"
     if results is not None:
@@ -124,7 +123,8 @@ def _result(
         facts["commit"] = git["commit"][:10] + (" and changes" if git.get("changed") else "")
     tiles = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
     ended = "" if reason == "finished" else ' class="alert"'
-    text = f"<p{ended}>{escape(_ending(reason))}</p>\n" + f'<dl class="facts">{tiles}</dl>'
+    text = f"<p{ended}>{escape(_ending(reason))} {escape(_what(record))}</p>\n"
+    text += f'<dl class="facts">{tiles}</dl>'
     if results is None:
         return f"{text}\n<p>No evaluation was completed, so nothing can be said of classes and single images.</p>"
     if data["split"] != "test" and "epoch" in data:
@@ -200,7 +200,7 @@ def _classes(matrix: Tensor, names: list[str]) -> str:
     precision, recall = ([float(row[name]) for row in shown] for name in ("precision", "recall"))
     drawn = svg(figures.class_bars([str(row["class"]) for row in shown], precision, recall))
     rows = [list(row.values()) for row in scores]
-    listed = table(list(scores[0]), rows)
+    listed = table(list(scores[0]), rows, floats=".4f")
     if len(scores) > _MOST_BARS:
         listed = f"<details><summary>All {len(scores):,} classes</summary>{listed}</details>"
     return f'<div class="columns"><figure>{drawn}{remark}</figure><div>{listed}</div></div>'
@@ -243,7 +243,7 @@ def _calibration(results: Results) -> str:
     )
     return (
         f'{text}<div class="columns"><figure>{svg(figures.reliability(*bins))}</figure>'
-        f"<div>{table(['confidence', 'images', 'mean confidence', 'accuracy'], rows)}</div></div>"
+        f"<div>{table(['confidence', 'images', 'mean confidence', 'accuracy'], rows, floats='.4f')}</div></div>"
     )
 
 
@@ -340,6 +340,22 @@ def _ending(reason: str) -> str:
     if reason == "running":
         return "The run was going on when this was written, or it was killed."
     return "The run finished." if reason == "finished" else f"The run did not finish: {reason}"
+
+
+def _what(record: dict[str, Any]) -> str:
+    """What was trained or tested on what, in a sentence; empty where the config does not say."""
+    config = record.get("config") or {}
+    model, data = (config.get(name) or {} for name in ("model", "data"))
+    network = ((model.get("init_args") or {}).get("network") or {}).get("class_path") or model.get("class_path")
+    if not network or not data.get("class_path"):
+        return ""
+    sizes = [f"{part['images']:,} {split}" for split, part in (record.get("data") or {}).items()]
+    images = f" ({' and '.join(sizes)} images)" if sizes else ""
+    return f"{_name(network)} on {_name(data['class_path'])}{images}, seed {record.get('seed')}."
+
+
+def _name(class_path: str) -> str:
+    return class_path.rsplit(".", 1)[-1]
 
 
 def _duration(start: str | None, end: str | None) -> str:
