@@ -68,7 +68,8 @@ def read_data(folder: Path) -> dict[str, Any]:
         data = torch.load(folder / DATA_FILE, weights_only=True)
     last = folder / "checkpoints" / "last.ckpt"
     if "results" not in data and last.is_file():
-        data |= torch.load(last, map_location="cpu", weights_only=True).get(CHECKPOINT_KEY) or {}
+        kept = torch.load(last, map_location="cpu", weights_only=True).get(CHECKPOINT_KEY)
+        data |= kept | {"best": True} if kept else {}
     return data
 
 

@@ -25,6 +25,7 @@ from torch import nn
 
 from lit_project.callbacks import LastCheckpoint, RunRecord
 from lit_project.callbacks import report as callback_module
+from lit_project.callbacks.full_disk import tolerate_full_disk
 from lit_project.callbacks.report import Report
 from lit_project.checkpoints import SaveError
 from lit_project.commands import report as command
@@ -258,12 +259,10 @@ def test_the_best_epoch_is_known_after_a_resume(tmp_path: Path) -> None:
 
 
 def test_a_best_checkpoint_that_could_not_be_written_is_not_reported(tmp_path: Path) -> None:
-    from lit_project.callbacks.full_disk import tolerate_full_disk
-
     class Full(Callback):
         """No room for the best checkpoint of the second epoch."""
 
-        def setup(self, trainer: L.Trainer, *_: Any) -> None:
+        def setup(self, trainer: L.Trainer, *_: Any, **__: Any) -> None:
             tolerate_full_disk(trainer)
             save = trainer.save_checkpoint
 
@@ -275,7 +274,7 @@ def test_a_best_checkpoint_that_could_not_be_written_is_not_reported(tmp_path: P
 
             trainer.save_checkpoint = save_if_there_is_room  # type: ignore[method-assign]
 
-    with pytest.warns(UserWarning, match="No space left"):
+    with pytest.warns(UserWarning, match="No space left"), pytest.raises(InputError, match="could not be written"):
         fit(tmp_path, Full(), *checkpoints(tmp_path), module=Scripted([5, 30, 1]), epochs=3)
     assert (num_right(tmp_path), data(tmp_path)["epoch"]) == (5, 0)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from lit_project import figures
 from lit_project.callbacks.run_record import RunRecord, best_checkpoint, describe
 from lit_project.files import write_atomically
-from lit_project.report import CHECKPOINT_KEY, DATA_FILE, caption, read_data, write_report
+from lit_project.report import CHECKPOINT_KEY, DATA_FILE, caption, write_report
 from lit_project.results import Results, join, judge
 
 #: Images whose logits are kept before they are judged: doing so in each step would cost more than the step.
@@ -67,9 +67,9 @@ class Report(Callback):
                 )
 
     def _keep_first_batch(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any) -> None:
-        earlier = read_data(Path(trainer.default_root_dir))
-        if "first_batch" in earlier:  # the run goes on
-            self._first_batch = earlier["first_batch"]
+        file = Path(trainer.default_root_dir) / DATA_FILE
+        if file.is_file():  # the run goes on
+            self._first_batch = torch.load(file, weights_only=True).get("first_batch")
             return
         preprocessing = getattr(_data(trainer), "preprocessing", None)
         if preprocessing is None or not _is_pair(batch):
