@@ -126,11 +126,12 @@ class ResumableTensorBoardLogger(TensorBoardLogger):
     Args:
         save_dir: the folder.
         log_graph: whether to log the graph.
+        default_hp_metric: whether Lightning logs a metric of -1, before there is any, beside the hyper-parameters.
         **kwargs: see Lightning's ``TensorBoardLogger``.
     """
 
-    def __init__(self, save_dir: str, log_graph: bool = True, **kwargs: Any) -> None:
-        super().__init__(save_dir, log_graph=log_graph, **kwargs)
+    def __init__(self, save_dir: str, log_graph: bool = True, default_hp_metric: bool = False, **kwargs: Any) -> None:
+        super().__init__(save_dir, log_graph=log_graph, default_hp_metric=default_hp_metric, **kwargs)
         self._step = 0
         self._resumed = False
         self._has_hparams = False
