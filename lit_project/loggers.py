@@ -156,7 +156,7 @@ class ResumableTensorBoardLogger(TensorBoardLogger):
         if self._has_hparams:
             self.log_metrics(best, self._step)
         else:
-            self.log_hyperparams({}, best, self._step)
+            self.log_hyperparams(dict(self.hparams), best, self._step)
             self._has_hparams = True
 
     @rank_zero_only
