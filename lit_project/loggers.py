@@ -2,15 +2,26 @@
 
 import csv
 import io
+import warnings
 from argparse import Namespace
+from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from torch import Tensor
 
 from lit_project.files import write_atomically
+from lit_project.seeding import IsolatedRandomness
+
+#: A larger network is traced for some seconds.
+_TRACEABLE_WEIGHTS, _TRACEABLE_MODULES = 30_000_000, 300
 
 
 class CSVLogger(Logger):
@@ -106,8 +117,74 @@ class CSVLogger(Logger):
 
 
 class ResumableTensorBoardLogger(TensorBoardLogger):
-    """Lightning's, which after a resume hides what the interrupted run logged beyond its checkpoint."""
+    """Lightning's, which after a resume hides what the interrupted run logged beyond its checkpoint.
+
+    Whenever a ``ModelCheckpoint`` has saved, the best score so far is logged as ``best/`` and what it monitors, and the
+    hyper-parameters go with it: the HPARAMS tab needs a metric to show them beside. A fit also logs the network's
+    graph, unless it is compiled, sharded, or so large that tracing it would take long.
+
+    Args:
+        save_dir: the folder.
+        log_graph: whether to log the graph.
+        default_hp_metric: whether Lightning logs a metric of -1, before there is any, beside the hyper-parameters.
+        **kwargs: see Lightning's ``TensorBoardLogger``.
+    """
+
+    def __init__(self, save_dir: str, log_graph: bool = True, default_hp_metric: bool = False, **kwargs: Any) -> None:
+        super().__init__(save_dir, log_graph=log_graph, default_hp_metric=default_hp_metric, **kwargs)
+        self._step = 0
+        self._resumed = False
+        self._has_hparams = False
 
     def resume_at(self, step: int) -> None:
         """Have TensorBoard drop what was logged at ``step`` or later: it will be logged again."""
         self._kwargs["purge_step"] = step
+        self._resumed = True
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        self._step = self._step if step is None else step
+        super().log_metrics(metrics, step)
+
+    @rank_zero_only
+    def after_save_checkpoint(self, checkpoint_callback: ModelCheckpoint) -> None:
+        """Log the best score, at the step of the metrics before it, so that a resume from this checkpoint keeps it."""
+        monitor, score = checkpoint_callback.monitor, checkpoint_callback.best_model_score
+        if monitor is None or score is None:
+            return
+        best = {f"best/{monitor}": float(score)}
+        if self._has_hparams:
+            self.log_metrics(best, self._step)
+        else:
+            self.log_hyperparams(dict(self.hparams), best, self._step)
+            self._has_hparams = True
+
+    @rank_zero_only
+    def log_graph(  # type: ignore[override]  # as Lightning's own does
+        self, model: L.LightningModule, input_array: Tensor | None = None
+    ) -> None:
+        """Log the graph of ``model.network``, for one training image; that it cannot be traced is a line of output."""
+        trainer = model.trainer
+        images = getattr(getattr(trainer, "datamodule", None), "sample_images", None)
+        network: Any = getattr(model, "network", None)
+        if not self._log_graph or self._resumed or trainer.state.fn != "fit" or images is None or network is None:
+            return
+        size, modules = sum(weight.numel() for weight in network.parameters()), len(list(network.modules()))
+        reason = ""
+        if network._compiled_call_impl is not None:
+            reason = "it is compiled"
+        elif not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+            reason = "it is sharded"
+        elif size > _TRACEABLE_WEIGHTS or modules > _TRACEABLE_MODULES:
+            reason = f"with {size / 1e6:,.0f} million weights in {modules:,} modules, tracing it would take long"
+        else:
+            weight = next(network.parameters())
+            # torch prints what it also raises; what the tracer warns of does not matter for a picture
+            with IsolatedRandomness(), redirect_stdout(io.StringIO()), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                try:
+                    self.experiment.add_graph(network, images(1)[:1].to(weight))
+                except Exception as error:
+                    reason = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0]
+        if reason:
+            rank_zero_info(f"TensorBoard gets no graph of the network: {reason}.")

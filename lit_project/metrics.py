@@ -153,3 +153,27 @@ class EpochMetrics(nn.Module):
                 self.confusion.update(probabilities, all_targets)
         self._buffer.clear()
         self._buffered = 0
+
+
+def per_class(confusion: Tensor, names: list[str]) -> list[dict[str, str | int | float]]:
+    """Images, precision, recall and F1 of each class (0..1; 0 where undefined) from a confusion matrix.
+
+    Args:
+        confusion: int64 ``[num_classes, num_classes]``, rows true, columns predicted.
+        names: the class names, in index order.
+    """
+    hits = confusion.diagonal().double()
+    true, predicted = confusion.sum(1).double(), confusion.sum(0).double()
+    precision = hits / predicted.clamp(min=1)
+    recall = hits / true.clamp(min=1)
+    f1 = 2 * hits / (true + predicted).clamp(min=1)
+    return [
+        {
+            "class": name,
+            "images": int(true[index]),
+            "precision": round(precision[index].item(), 6),
+            "recall": round(recall[index].item(), 6),
+            "f1": round(f1[index].item(), 6),
+        }
+        for index, name in enumerate(names)
+    ]

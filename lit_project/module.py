@@ -144,19 +144,21 @@ class ImageClassifier(L.LightningModule):
             self.log("train/loss_step", loss.detach(), prog_bar=True)
         return loss
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self._evaluate(self(batch[0]), batch[1], self.val_metrics)
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Logits ``[B, num_classes]``, float32, for callbacks; the same in test."""
+        return self._evaluate(self(batch[0]), batch[1], self.val_metrics)
 
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self._evaluate(self._logits_over_views(batch[0]), batch[1], self.test_metrics)
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return self._evaluate(self._logits_over_views(batch[0]), batch[1], self.test_metrics)
 
     def predict_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         """Class probabilities ``[B, num_classes]``, float32."""
         return self._logits_over_views(batch[0]).softmax(dim=1)
 
-    def _evaluate(self, logits: Tensor, targets: Tensor, metrics: EpochMetrics) -> None:
+    def _evaluate(self, logits: Tensor, targets: Tensor, metrics: EpochMetrics) -> Tensor:
         # neither smoothed nor weighted, so that it compares across runs with other training losses
         metrics.update(logits, targets, F.cross_entropy(logits, targets))
+        return logits
 
     def _logits_over_views(self, images: Tensor) -> Tensor:
         if self.test_time_augmentation == "none":

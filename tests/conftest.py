@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
-#: A run of the embedded data that takes a second.
+DEFAULTS = yaml.safe_load((Path(__file__).parents[1] / "configs" / "default.yaml").read_text())
+#: A run of the embedded data that takes a second. Drawing takes another: nothing is drawn where that is not tested.
 TINY = [
+    *(f"--callbacks.{name}=null" for name in ("report",) if name in DEFAULTS["callbacks"]),
+    "--loggers.tensorboard.log_graph=false",
     "--data.num_train=256",
     "--data.num_val=129",
     "--data.num_test=131",

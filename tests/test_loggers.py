@@ -1,9 +1,16 @@
 import csv
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from torch import Tensor, nn
 
 from lit_project.loggers import CSVLogger, ResumableTensorBoardLogger
 
@@ -125,3 +132,76 @@ def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path) -> None
     reader.Reload()
     shown = [(event.step, event.value) for event in reader.Scalars("loss")]
     assert shown == [(step, 1.0 if step < 3 else 2.0) for step in range(8)]
+
+
+def test_the_hparams_tab_has_the_best_score_also_after_a_resume(tmp_path: Path) -> None:
+    def session(resume_at: int | None, saves: dict[int, float], end: int) -> None:
+        """Validate after every fourth step; ``saves`` has the steps after which a checkpoint is the best so far."""
+        logger = ResumableTensorBoardLogger(str(tmp_path), name="tensorboard", version="")
+        if resume_at is not None:
+            logger.resume_at(resume_at)
+        logger.log_hyperparams({"lr": 0.5, "network": {"class_path": "CNN"}})  # as Lightning does at the start
+        checkpoint = ModelCheckpoint(monitor="val/acc", mode="max")
+        for done in range((resume_at or 0) + 4, end + 1, 4):
+            logger.log_metrics({"val/acc": 0.1}, done - 1)
+            if done in saves:
+                checkpoint.best_model_score = torch.tensor(saves[done])
+                logger.after_save_checkpoint(checkpoint)
+        logger.finalize("success")
+
+    session(None, {4: 0.25, 8: 0.5, 12: 0.75}, 12)
+    session(8, {}, 16)  # killed before the checkpoint at step 12 was written, and going on from that at 8
+    reader = EventAccumulator(str(tmp_path / "tensorboard"), purge_orphaned_data=True)
+    reader.Reload()
+    assert [(event.step, event.value) for event in reader.Scalars("best/val/acc")] == [(3, 0.25), (7, 0.5)]
+    start = HParamsPluginData.FromString(
+        reader.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    ).session_start_info
+    assert start.hparams["lr"].number_value == 0.5
+    assert start.hparams["network/class_path"].string_value == "CNN"
+    experiment = HParamsPluginData.FromString(reader.summary_metadata["_hparams_/experiment"].plugin_data.content)
+    assert [info.name.tag for info in experiment.experiment.metric_infos] == ["best/val/acc"]
+
+
+class Untraceable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        raise RuntimeError("not while tracing\nmore")
+
+
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        (nn.Linear(4, 2), None),
+        (Untraceable(), "no graph of the network: RuntimeError: not while tracing."),
+        (nn.Sequential(*(nn.Identity() for _ in range(400)), nn.Linear(4, 2)), "401 modules|402 modules"),
+        (nn.Linear(4, 2), "it is compiled"),
+    ],
+    ids=["small", "failing", "large", "compiled"],
+)
+def test_the_graph(
+    tmp_path: Path,
+    network: nn.Module,
+    said: str | None,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if said == "it is compiled":
+        network.compile()
+    trainer = SimpleNamespace(
+        state=SimpleNamespace(fn="fit"),
+        strategy=SingleDeviceStrategy("cpu"),
+        datamodule=SimpleNamespace(sample_images=lambda count: torch.ones(count, 4)),
+    )
+    logger = ResumableTensorBoardLogger(str(tmp_path), name="tensorboard", version="")
+    with caplog.at_level("INFO"):
+        logger.log_graph(SimpleNamespace(trainer=trainer, network=network))  # type: ignore[arg-type]
+    logger.finalize("success")
+    reader = EventAccumulator(str(tmp_path / "tensorboard"))
+    reader.Reload()
+    assert reader.Tags()["graph"] == (said is None)
+    assert [bool(re.search(said or "", message)) for message in caplog.messages] == [True] * (said is not None)
+    assert capsys.readouterr().out == "", "torch prints what it raises"

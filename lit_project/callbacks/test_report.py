@@ -11,6 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
+from lit_project.metrics import per_class
+
 
 class TestReport(Callback):
     """Writes ``confusion_matrix.csv`` and ``per_class.csv`` to the run folder and prints both.
@@ -41,30 +43,6 @@ class TestReport(Callback):
             header = ["true \\ predicted", *map(str, range(len(names)))]
             _print("Confusion matrix", header, [[n, *r] for n, r in zip(numbered, counts.tolist(), strict=True)])
         _print("Test, by class", list(rows[0]), [list(row.values()) for row in rows])
-
-
-def per_class(confusion: Tensor, names: list[str]) -> list[dict[str, str | int | float]]:
-    """Images, precision, recall and F1 of each class (0..1; 0 where undefined) from a confusion matrix.
-
-    Args:
-        confusion: int64 ``[num_classes, num_classes]``, rows true, columns predicted.
-        names: the class names, in index order.
-    """
-    hits = confusion.diagonal().double()
-    true, predicted = confusion.sum(1).double(), confusion.sum(0).double()
-    precision = hits / predicted.clamp(min=1)
-    recall = hits / true.clamp(min=1)
-    f1 = 2 * hits / (true + predicted).clamp(min=1)
-    return [
-        {
-            "class": name,
-            "images": int(true[index]),
-            "precision": round(precision[index].item(), 6),
-            "recall": round(recall[index].item(), 6),
-            "f1": round(f1[index].item(), 6),
-        }
-        for index, name in enumerate(names)
-    ]
 
 
 def _print(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

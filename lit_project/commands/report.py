@@ -1,0 +1,24 @@
+"""Write report.html of a run anew, from what lies in its folder: curves, mistakes, calibration, run record.
+
+Each run ends with one already. This is for a run that was killed, or that had no matplotlib.
+"""
+
+import argparse
+from pathlib import Path
+
+
+def main(argv: list[str]) -> int:
+    """Exit status 0 when the report is written."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_project.cli report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run_folder", type=Path, help="The folder of a fit, validate or test.")
+    folder = parser.parse_args(argv).run_folder
+
+    from lit_project.report import write_report  # which imports torch
+
+    print(write_report(folder))
+    return 0
