@@ -1,17 +1,16 @@
 """Weights & Biases: Lightning's logger, which goes offline by itself and ends with the run's exit status."""
 
-import contextlib
 import importlib.util
-import json
+import struct
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch.loggers
 import yaml
-from lightning.pytorch.loggers.logger import rank_zero_experiment
+from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from lit_project.errors import InputError
@@ -19,6 +18,7 @@ from lit_project.provenance import git_state
 
 #: Where runs go when neither the config nor WANDB_PROJECT nor wandb's settings file says.
 DEFAULT_PROJECT = "lit-project"
+_STEP = "trainer/global_step"  # Lightning's name for it
 
 
 class WandbLogger(lightning.pytorch.loggers.WandbLogger):
@@ -76,14 +76,13 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
             raise InputError("The W&B logger needs the package wandb: pip install 'wandb>=0.31'")
         super().__init__(save_dir=save_dir, id=id, log_model=log_model)
         self._wandb_init.pop("anonymous", None)  # wandb warns of it, whatever it is
-        self._given = {"project": project, "entity": entity, "group": group, "job_type": job_type}
-        self._given |= {"tags": tags, "notes": notes, "name": name}
+        self._given: dict[str, Any] = {"name": name, "project": project, "entity": entity, "group": group}
+        self._given |= {"job_type": job_type, "tags": tags, "notes": notes}
         self._mode = mode
         self._timeout = timeout
         folder = Path(save_dir)
         self._folder, self._config_file, self._diff = folder / "wandb", folder / "config.yaml", folder / "diff.patch"
-        self._row: dict[str, Any] = {"step": -1, "names": []}  # what has been logged at the newest step
-        self._row_before = self._row  # the same of the process that this one goes on from
+        self._logged: dict[int, set[str]] = {}  # names by step, of the process that this one goes on from
 
     # ---- the beginning
 
@@ -147,6 +146,8 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
             "init_timeout": 30,  # seconds, in place of 90
             # a connection that was lost does not keep a finished process, as what was not sent is on disk
             "finish_timeout": known.finish_timeout or 300,
+            # seconds; what is not written yet is lost when the process is killed
+            "x_transaction_log_flush_interval": 0.1,
             "silent": known.silent or mode in ("offline", "dryrun"),  # one line of ours in place of eight
         }
         if git is not None:
@@ -155,6 +156,9 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         self._wandb_init["project"] = self._project = self._given["project"] or known.project or DEFAULT_PROJECT
         self._wandb_init["name"] = self._given["name"] or known.run_name or self._id
         run = super().experiment
+        if mode == "online":  # what had been written but not sent is logged again
+            sent = run.summary.get(_STEP, -1)
+            self._logged = {step: names for step, names in self._logged.items() if step <= sent}
         if self._diff.is_file():  # wandb would leave out new files
             run.save(self._diff, base_path=self._diff.parent, policy="now", glob=False)
 
@@ -173,25 +177,20 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log a row, less what the process that this one goes on from has logged."""
-        if step is None or self.experiment.disabled:
-            return super().log_metrics(metrics, step)
-        before = self._row_before
-        if step <= before["step"]:
-            seen = metrics if step < before["step"] else before["names"]
-            metrics = {name: value for name, value in metrics.items() if name == "epoch" or name not in seen}
-            if not metrics.keys() - {"epoch"}:
-                return None
-        super().log_metrics(metrics, step)
-        names = self._row["names"] if step == self._row["step"] else []
-        self._row = {"step": step, "names": [*names, *metrics]}
-        (self._folder / "last-row.json").write_text(json.dumps(self._row))
-        return None
+        _ = self.experiment  # which knows what has been sent
+        logged = {} if step is None else self._logged.get(step, set())
+        new = {name: value for name, value in metrics.items() if name not in logged or name == "epoch"}
+        if not logged or new.keys() - {"epoch"}:
+            super().log_metrics(new, step)
 
     @rank_zero_only
     def resume_at(self, step: int) -> None:
         """Leave out what an interrupted run logged at ``step`` or later: it would be logged again, and be the same."""
-        with contextlib.suppress(OSError, ValueError):  # there is no row yet; it was killed while writing this one
-            self._row_before = json.loads((self._folder / "last-row.json").read_text())
+        for file in self._folder.glob("*run-*/*.wandb"):
+            for record in read_log(file):
+                row = {item.nested_key[0]: item.value_json for item in record.history.item if item.nested_key}
+                if int(row.get(_STEP, -1)) >= step:
+                    self._logged.setdefault(int(row[_STEP]), set()).update(row)
 
     # ---- the end
 
@@ -207,6 +206,33 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
             code = ending.code if isinstance(ending, SystemExit) else 1
         self._experiment.finish(exit_code=code if isinstance(code, int) else 1)
         self._experiment = None  # what is logged from now on begins the run again
+
+
+def read_log(file: Path) -> Iterator[Any]:
+    """The records of a ``.wandb`` file (messages of ``wandb.proto.wandb_internal_pb2.Record``) to where it breaks off.
+
+    They lie in blocks as in LevelDB's log, after a header of seven bytes.
+
+    Source: https://github.com/google/leveldb/blob/main/doc/log_format.md
+    """
+    from wandb.proto import wandb_internal_pb2
+
+    parse = wandb_internal_pb2.Record.FromString  # type: ignore[attr-defined]
+
+    data, at, parts = file.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])  # after a checksum
+        if left < 7 or kind == 0:  # the rest of the block is empty
+            at += left
+            continue
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if at > len(data):
+            return
+        if kind in (1, 4):  # whole, or the last part
+            yield parse(parts)
+            parts = b""
 
 
 def _first_line(error: Exception) -> str:
