@@ -1,6 +1,7 @@
 """Weights & Biases: Lightning's logger, which goes offline by itself and ends with the run's exit status."""
 
 import importlib.util
+import shutil
 import struct
 import sys
 from argparse import Namespace
@@ -110,12 +111,11 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
                 self._init(known, mode)
             except wandb.Error as error:  # such as a team that is not the user's
                 obstacle = _first_line(error)
+                wandb.teardown()  # its process would not begin another run of this id
         if obstacle and told:
-            raise InputError(
-                f"W&B: {obstacle}, and the mode is {told!r}. Without a mode, a run goes offline by itself."
-            )
+            raise InputError(f"W&B is to be {told}, but {obstacle}. Without a mode a run goes offline by itself.")
         if obstacle:
-            self._init(known, "offline")
+            self._init(wandb.setup().settings, "offline")
         if obstacle or mode in ("offline", "dryrun"):
             reason = f", as {obstacle}" if obstacle else ""
             rank_zero_info(f"W&B: offline{reason}. To upload the run later: wandb sync {_short(self._folder)}")
@@ -160,7 +160,8 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
             sent = run.summary.get(_STEP, -1)
             self._logged = {step: names for step, names in self._logged.items() if step <= sent}
         if self._diff.is_file():  # wandb would leave out new files
-            run.save(self._diff, base_path=self._diff.parent, policy="now", glob=False)
+            copy = shutil.copy(self._diff, run.dir)
+            run.save(copy, base_path=run.dir, policy="now", glob=False)
 
     def _config(self) -> dict[str, Any] | None:
         """The resolved config; None where no command line has written one."""
