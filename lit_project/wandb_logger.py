@@ -104,8 +104,8 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
         known = wandb.setup().settings  # from the environment and the settings files
         told = self._mode or (known.mode if "mode" in known.model_fields_set else None)
-        mode: str = told or "online"
-        obstacle = self._obstacle(known) if mode in ("online", "run") else None
+        mode = {None: "online", "run": "online", "dryrun": "offline"}.get(told, told)  # with two old names
+        obstacle = self._obstacle(known) if mode == "online" else None
         if not obstacle:
             try:
                 self._init(known, mode)
@@ -116,7 +116,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
             raise InputError(f"W&B is to be {told}, but {obstacle}. Without a mode a run goes offline by itself.")
         if obstacle:
             self._init(wandb.setup().settings, "offline")
-        if obstacle or mode in ("offline", "dryrun"):
+        if obstacle or mode == "offline":
             reason = f", as {obstacle}" if obstacle else ""
             rank_zero_info(f"W&B: offline{reason}. To upload the run later: wandb sync {_short(self._folder)}")
 
@@ -148,7 +148,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
             "finish_timeout": known.finish_timeout or 300,
             # seconds; what is not written yet is lost when the process is killed
             "x_transaction_log_flush_interval": 0.1,
-            "silent": known.silent or mode in ("offline", "dryrun"),  # one line of ours in place of eight
+            "silent": known.silent or mode == "offline",  # one line of ours in place of eight
         }
         if git is not None:
             settings |= {"git_root": str(Path(__file__).parent), "git_commit": git.commit}
@@ -159,7 +159,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         if mode == "online":  # what had been written but not sent is logged again
             sent = run.summary.get(_STEP, -1)
             self._logged = {step: names for step, names in self._logged.items() if step <= sent}
-        if self._diff.is_file():  # wandb would leave out new files
+        if self._diff.is_file() and mode != "disabled":  # wandb would leave out new files
             copy = shutil.copy(self._diff, run.dir)
             run.save(copy, base_path=run.dir, policy="now", glob=False)
 

@@ -394,6 +394,7 @@ def test_what_was_written_but_not_sent_is_sent_when_the_run_goes_on(
     for step in range(6):
         before.log_metrics({"loss": step, "epoch": 0}, step)
     before.finalize("failed")
+    wandb.teardown()  # another process goes on, with its own environment
     there = server()
     there.rows.append({"_step": 0, STEP: 0, "lr": 0.1})
     monkeypatch.setenv("WANDB_BASE_URL", there.url)
@@ -463,6 +464,23 @@ def test_a_run_that_the_server_refuses_is_offline_unless_it_was_to_be_online(
     assert rows(log) == [{"loss": 1.0, STEP: 0}]
 
 
+def test_a_connection_that_is_lost_does_not_keep_the_run_from_ending(
+    said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Callable[..., Server]
+) -> None:
+    there = server()
+    monkeypatch.setenv("WANDB_BASE_URL", there.url)
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    logger = WandbLogger(str(tmp_path / "run"), id="run")
+    assert logger.experiment.settings.finish_timeout == 300
+    logger.finalize("success")
+    wandb.teardown()
+    monkeypatch.setenv("WANDB_FINISH_TIMEOUT", "1")
+    logger.log_metrics({"loss": 1.0}, 0)
+    there.close()
+    logger.finalize("success")
+    assert rows(logs(tmp_path / "run")[-1]) == [{"loss": 1.0, STEP: 0}], "to be uploaded later"
+
+
 def test_told_to_be_online_without_a_key_is_an_error(
     said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -475,9 +493,12 @@ def test_told_to_be_online_without_a_key_is_an_error(
 
 def test_disabled_logs_and_says_nothing(said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "diff.patch").touch()
     fit(tmp_path / "run", ModelCheckpoint(tmp_path / "run"), log_model=True)
     assert said == []
     assert not (tmp_path / "run" / "wandb").exists()
+    assert wandb.run is None
 
 
 def test_explicit_wins_over_environment_wins_over_settings_file_wins_over_default(
