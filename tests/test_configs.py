@@ -91,11 +91,12 @@ STEPS = {
     "image_folder.yaml": 3,
     "trainer/ddp.yaml": 256 // 2 // 64,
 }
-LOGS = {
-    "logger/csv.yaml": {"csv"},
-    "logger/tensorboard.yaml": {"tensorboard"},
-    "logger/wandb.yaml": {"csv", "tensorboard", "wandb"},
-}
+
+
+def log_folders(name: str) -> set[str]:
+    """Every logger's folder has the logger's name."""
+    loggers = {"csv": True, "tensorboard": True} | read(name).get("loggers", {})
+    return {logger for logger, config in loggers.items() if config}
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name not in OWN_TEST])
@@ -115,7 +116,7 @@ def test_runs(run_cli: RunCLI, tmp_path: Path, name: str) -> None:
     # what a training of the whole data takes, so that the options above have not been for other data
     assert last(run)["global_step"] == STEPS.get(name, 256 // 64)
     names = {path.name for path in run.iterdir()} - {"diff.patch"}  # there is one where the project was changed
-    assert names == {"config.yaml", "run.json", "checkpoints"} | LOGS.get(name, {"csv", "tensorboard"})
+    assert names == {"config.yaml", "run.json", "checkpoints"} | log_folders(name)
 
 
 # ---- what they say

@@ -295,13 +295,3 @@ def test_ranks_stop_together_and_go_on(tmp_path: Path, compile: str) -> None:
     assert all(name.startswith("network.") and "_orig_mod" not in name for name in weights)
     cli(tmp_path / "cut", "fit", "--ckpt_path=last")
     assert kill_test.differences(tmp_path / "whole" / "runs", tmp_path / "cut" / "runs") == []
-
-
-@pytest.mark.slow
-def test_a_run_that_goes_on_is_the_same_run_in_wandb(tmp_path: Path) -> None:
-    cli(tmp_path, "fit", *RUN, "--trainer.max_epochs=1", "--config=configs/logger/wandb.yaml")
-    cli(tmp_path, "fit", "--ckpt_path=last", "--trainer.max_epochs=2")
-    (run,) = runs(tmp_path)
-    parts = sorted(path.name for path in (run / "wandb").glob("offline-run-*"))
-    assert len(parts) == 2
-    assert all(name.endswith(f"-{run.name}") for name in parts)
