@@ -247,7 +247,6 @@ class Repeat:
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-        self.state["statistics"] = dict(self._statistics())
         self.state["end"] = None if self.signal else _now()
         self._save()
         return self._report()
@@ -342,10 +341,11 @@ class Repeat:
         folder = self._folder_of(seed)
         if status == 0 and folder is not None:
             self._note(job.result, folder)
-            watched = monitored(self.state["config"])
-            score = job.result["metrics"].get(watched[0]) if watched else None
-            shown = f", {watched[0]} {score:.4f}" if watched and score is not None else ""
-            print(f"seed {seed}: {job.stages[0]} finished in {duration}{shown}", flush=True)
+            metric, _ = monitored(self.state["config"]) or ("", "")
+            metrics = job.result["metrics"]
+            names = [name for name in (metric, metric.replace("val", "test", 1)) if name in metrics]
+            scores = "".join(f", {name} {metrics[name]:.4f}" for name in dict.fromkeys(names))
+            print(f"seed {seed}: {job.stages[0]} finished in {duration}{scores}", flush=True)
         elif status == 0 or not self.signal:
             text = self._log(seed).read_bytes()[job.log_start :].decode(errors="replace")
             reason = f"failed in {job.stages[0]}: {_reason(text, status)}"
@@ -360,7 +360,7 @@ class Repeat:
         record = read_record(folder)
         test = test_of(folder, record, tests_in(self.folder))
         _, scores = best_epoch(record, read_metrics(folder))
-        metrics = {**scores, **(test["metrics"] if test else {})}
+        metrics = {**scores, **(dict(sorted(test["metrics"].items())) if test else {})}
         finite = {name: value for name, value in metrics.items() if not isinstance(value, str) and math.isfinite(value)}
         result |= {"folder": folder.name, "exit": FINISHED, "tested": test is not None, "metrics": finite}
 
@@ -389,7 +389,7 @@ class Repeat:
                 [str(result["seed"]), result["folder"], *(result["metrics"].get(name) for name in spreads)]
                 for result in finished
             ]
-            lines = {"n": "runs", "mean": "mean", "sd": "standard deviation", "low": "95 % from", "high": "95 % to"}
+            lines = {"n": "runs", "mean": "mean", "sd": "sd", "low": "95 % from", "high": "95 % to"}
             summary = [[text, "", *(each[key] for each in spreads.values())] for key, text in lines.items()]
             title = f"{len(finished)} of {len(results)} runs"
             print_table(title, ["seed", "run", *spreads], rows, summary)
@@ -412,6 +412,7 @@ class Repeat:
     def _save(self) -> None:
         from lit_project.files import write_atomically
 
+        self.state["statistics"] = dict(self._statistics())
         text = json.dumps(self.state, indent=2, ensure_ascii=False) + "\n"
         write_atomically(self.folder / "repeat.json", lambda file: file.write(text.encode()))
 
@@ -434,10 +435,7 @@ def student_t() -> Any:
     try:
         from scipy.stats import t
     except ImportError as error:
-        raise InputError(
-            "repeat needs SciPy for its statistics: python -m pip install 'lit-project[sweep]', or -e '.[sweep]' in a "
-            "checkout."
-        ) from error
+        raise InputError("repeat takes SciPy for its statistics: python -m pip install scipy.") from error
     return t
 
 
