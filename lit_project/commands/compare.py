@@ -10,6 +10,7 @@ import argparse
 import glob
 import json
 import math
+import os
 import statistics
 import warnings
 from collections.abc import Iterator, Sequence
@@ -149,7 +150,7 @@ def read(arguments: Sequence[str]) -> tuple[list[Run], list[Repeat], list[str]]:
         test = test_of(folder, record, tests[folder.parent])
         for metric, value in sorted(test["metrics"].items()) if test else ():
             scores[metric] = float(value)  # NaN is text there
-        name = folder.name if names.count(folder.name) == 1 else str(folder)
+        name = folder.name if names.count(folder.name) == 1 else os.path.relpath(folder)
         runs.append(Run(name, record, test, rows, epoch, scores, repeat_number))
     return runs, repeats, left_out
 
@@ -373,13 +374,12 @@ def html(runs: list[Run], repeats: list[Repeat], shown: list[Part]) -> str:
         raise InputError("The page takes matplotlib to be drawn: python -m pip install matplotlib.") from error
     from lit_project.pages import page, table
 
-    # the runs of a repeat have one colour
-    groups = [
-        f"{index} {run.name}" if run.repeat is None else repeats[run.repeat].name
-        for index, run in enumerate(runs, start=1)
-    ]
-    colours = palette(list(dict.fromkeys(groups)))
-    legend = "<br>".join(f'<b style="color:{colour}">━</b> {escape(group)}' for group, colour in colours.items())
+    groups = [run.name if run.repeat is None else repeats[run.repeat].name for run in runs]
+    colours = palette(list(dict.fromkeys(groups)))  # the runs of a repeat have one
+    numbers = {name: [str(i) for i, group in enumerate(groups, start=1) if group == name] for name in colours}
+    legend = "<br>".join(
+        f'<b style="color:{colour}">━</b> {", ".join(numbers[name])} {escape(name)}' for name, colour in colours.items()
+    )
     figures = "\n".join(curves(runs, [colours[group] for group in groups]))
     sections = [("Learning curves", f'<p>{legend}</p>\n<div class="columns">{figures}</div>')]
     for position, part in enumerate(shown):
@@ -416,7 +416,8 @@ def curves(runs: list[Run], colours: list[str]) -> Iterator[str]:
             drawn = [(x, y) for x, y in points if x is not None and y is not None and math.isfinite(y)]
             if drawn:
                 axes.plot(*zip(*drawn, strict=True), color=colour, linewidth=1.2, marker=".", markersize=4)
-                axes.annotate(f" {index}", drawn[-1], color=colour, fontsize=8, verticalalignment="center")
+                place = {"xytext": (4, 0), "textcoords": "offset points", "verticalalignment": "center"}
+                axes.annotate(str(index), drawn[-1], color=colour, fontsize=8, **place)
         if axes.lines:
             axes.set_title(metric, parse_math=False, fontsize=11)
             axes.set_xlabel("epoch")
