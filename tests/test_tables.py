@@ -9,6 +9,6 @@ def test_names_are_no_markup_and_lines_are_not_cut(capsys: pytest.CaptureFixture
     assert lines[0].strip() == "[red]T"
     assert [line.split("│")[1:3] for line in lines if "│" in line] == [
         [f" [bold]x{'y' * 200} ", " 0.5000 "],
-        [f" z{' ' * 208} ", "        "],
-        [f" mean{' ' * 205} ", " 0.2500 "],
+        [f" {'z':207} ", "        "],
+        [f" {'mean':207} ", " 0.2500 "],
     ]

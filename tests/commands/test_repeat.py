@@ -34,7 +34,8 @@ if "--print_config" in options:
     print(json.dumps(config | {"lr": Path("lr").read_text() if Path("lr").exists() else "0.1", "ckpt_path": None}))
     sys.exit()
 root = Path(given["trainer.default_root_dir"])
-environment = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SLURM_RESTART_COUNT")}
+names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SLURM_RESTART_COUNT")
+environment = {name: os.environ.get(name) for name in names}
 with (root / "calls").open("a") as file:
     file.write(json.dumps({"subcommand": subcommand, **given, "environment": environment, "pid": os.getpid()}) + "\\n")
 print("training")
@@ -49,7 +50,8 @@ else:
     folder = root / f"fit-{seed}"
     (folder / "csv").mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(f"of {folder.name}")
-    (folder / "csv" / "metrics.csv").write_text(f"epoch,val/acc,val/loss\\n0,{seed / 10},{'nan' if seed == 8 else seed}\\n")
+    loss = "nan" if seed == 8 else seed
+    (folder / "csv" / "metrics.csv").write_text(f"epoch,val/acc,val/loss\\n0,{seed / 10},{loss}\\n")
 folder.mkdir(exist_ok=True)
 file = folder / "run.json"
 if given.get("hang") == str(seed) and not Path("go").exists():
@@ -116,10 +118,8 @@ def wait_for(condition: Any) -> None:
 def test_the_spread_is_that_of_the_textbook() -> None:
     # Student 1908: hours of sleep gained, drug 2 over drug 1. R: t.test(Pair(extra[11:20], extra[1:10]) ~ 1, sleep)
     hours = [1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4]
-    spread = repeat.spread(hours)
-    assert found == pytest.approx(
-        {"n": 10, "mean": 1.58, "sd": 1.229995, "low": 0.7001142, "high": 2.4598858}, rel=1e-6
-    )
+    known = {"n": 10, "mean": 1.58, "sd": 1.229995, "low": 0.7001142, "high": 2.4598858}
+    assert repeat.spread(hours) == pytest.approx(known, rel=1e-6)
     assert repeat.spread([2.0]) == {"n": 1, "mean": 2.0, "sd": None, "low": None, "high": None}
     assert repeat.spread([0.9, 0.9, 0.9]) == {"n": 3, "mean": 0.9, "sd": 0.0, "low": 0.9, "high": 0.9}
 
@@ -152,7 +152,7 @@ def test_each_seed_is_run_and_tested_once(folder: Path, capsys: pytest.CaptureFi
     assert repeat.main(["--folder", str(path), "--runs", "4"]) == 0
     assert len(calls(path)) == 8
     assert state(path)["statistics"]["val/acc"]["mean"] == pytest.approx(0.85)
-    with pytest.raises(InputError, match="has 4 runs: --runs can only add to them"):
+    with pytest.raises(InputError, match="has 4 runs already: --runs can only add some"):
         repeat.main(["--folder", str(path), "--runs", "3"])
     # a repeat that has ended is not gone on with unasked
     repeat.main(["--runs", "3", "--test", "true", "--lr=1"])
@@ -246,7 +246,7 @@ def test_a_mistake_is_said_before_anything_runs(folder: Path, capsys: pytest.Cap
     for arguments, message in {
         ("--ckpt_path=last",): "repeat starts each run anew",
         ("--runs", "1"): "--runs of 2 or more, as one run has no spread",
-        ("--seed_everything=true",): "repeat counts on from seed_everything, which is True",
+        ("--seed_everything=true",): "repeat counts on from a seed, but seed_everything is True",
         ("--folder", "other"): "other holds other things than a repeat",
         ("--folder", "mine", "--lr=2"): "was started with other options: --lr=1. Leave them out",
     }.items():
