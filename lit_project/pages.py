@@ -5,7 +5,10 @@ import re
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from html import escape
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from lit_project.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,11 +31,19 @@ nav a { margin-right: 1rem; white-space: nowrap; }
 a { color: inherit; }
 svg { display: block; max-width: 100%; height: auto; }
 svg text { fill: currentColor; font-family: inherit !important; }
+svg image { image-rendering: pixelated; }
 figure { margin: 0; min-width: 0; }
 figcaption, .quiet { color: var(--quiet); font-size: 0.85rem; line-height: 1.4; }
 .columns { display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
-.tiles { display: grid; gap: 0.75rem; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); }
-.tiles img { display: block; width: 100%; image-rendering: pixelated; background: var(--tint); }
+.tiles { display: grid; gap: 0.75rem; grid-template-columns: repeat(auto-fill, minmax(6.6rem, 1fr)); }
+.tiles img { display: block; width: 100%; background: var(--tint); }
+.tiles img.small { image-rendering: pixelated; }
+dl.facts { display: grid; gap: 0.75rem; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr));
+  margin: 0.5rem 0; }
+dl.facts div { background: var(--tint); padding: 0.5rem 0.75rem; }
+dt { color: var(--quiet); font-size: 0.8rem; }
+dd { margin: 0; font-size: 1.1rem; font-variant-numeric: tabular-nums; }
+.alert { border-left: 4px solid #d0483e; padding-left: 0.75rem; }
 .wide { max-width: 100%; overflow-x: auto; overflow-wrap: normal; }
 table { border-collapse: collapse; font-size: 0.85rem; line-height: 1.35; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.25rem 0.75rem 0.25rem 0; text-align: left; vertical-align: top;
@@ -49,7 +60,8 @@ def page(title: str, sections: Iterable[tuple[str, str]]) -> str:
     """A page of its own: one HTML5 file that loads nothing and runs nothing, for phones and desks, light and dark.
 
     The style has these classes: ``columns`` sets figures side by side where there is room, ``tiles`` small pictures in
-    rows, ``wide`` scrolls what is wider than the screen, ``quiet`` is for remarks.
+    rows, ``wide`` scrolls what is wider than the screen, ``facts`` is for a ``dl`` of short values, ``alert`` and
+    ``quiet`` are for what is important and what is not.
 
     Args:
         title: the title, as plain text.
@@ -81,14 +93,22 @@ def page(title: str, sections: Iterable[tuple[str, str]]) -> str:
 """
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table as HTML; numbers are set flush right, floats have four digits after the point, None is an empty cell."""
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], floats: str = ".7g") -> str:
+    """A table as HTML. Numbers are set flush right, and None is an empty cell.
+
+    Args:
+        header: the names of the columns.
+        rows: their cells.
+        floats: the format of fractional numbers; seven digits are those of ``metrics.csv``.
+    """
     lines = [list(row) for row in rows]
     numeric = [all(isinstance(row[i], int | float | None) for row in lines) for i in range(len(header))]
     kinds = [' class="number"' if is_numeric else "" for is_numeric in numeric]
     head = "".join(f"<th{kind}>{escape(name)}</th>" for kind, name in zip(kinds, header, strict=True))
     body = "\n".join(
-        "<tr>" + "".join(f"<td{kind}>{_cell(value)}</td>" for kind, value in zip(kinds, row, strict=True)) + "</tr>"
+        "<tr>"
+        + "".join(f"<td{kind}>{_cell(value, floats)}</td>" for kind, value in zip(kinds, row, strict=True))
+        + "</tr>"
         for row in lines
     )
     return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
@@ -121,7 +141,17 @@ def svg(figure: "Figure") -> str:
     return f'<svg viewBox="{box[1]}" width="100%" role="img">{rest.rstrip()}'
 
 
-def _cell(value: object) -> str:
+def _cell(value: object, floats: str) -> str:
     if value is None:
         return ""
-    return f"{value:.4f}" if isinstance(value, float) else escape(str(value))
+    return format(value, floats) if isinstance(value, float) else escape(str(value))
+
+
+def require_matplotlib() -> None:
+    """Do nothing if matplotlib is installed.
+
+    Raises:
+        InputError: it is not; the message says how to get it.
+    """
+    if find_spec("matplotlib") is None:
+        raise InputError("Drawing needs matplotlib, which is not installed: pip install matplotlib")

@@ -352,7 +352,7 @@ def welch(one: Sequence[float], two: Sequence[float]) -> tuple[float, float, flo
     try:
         from scipy.stats import ttest_ind
     except ImportError as error:
-        raise InputError("To compare repeats takes SciPy: python -m pip install scipy.") from error
+        raise InputError("Comparing repeats needs SciPy, which is not installed: pip install scipy") from error
     with warnings.catch_warnings():
         # one of the samples may be constant, which is no loss of precision: its variance is 0
         warnings.filterwarnings("ignore", message="Precision loss occurred", category=RuntimeWarning)
@@ -371,7 +371,7 @@ def html(runs: list[Run], repeats: list[Repeat], shown: list[Part]) -> str:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise InputError("The page takes matplotlib to be drawn: python -m pip install matplotlib.") from error
+        raise InputError("The page needs matplotlib, which is not installed: pip install matplotlib") from error
     from lit_project.pages import page, table
 
     groups = [run.name if run.repeat is None else repeats[run.repeat].name for run in runs]

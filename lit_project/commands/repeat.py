@@ -435,7 +435,7 @@ def student_t() -> Any:
     try:
         from scipy.stats import t
     except ImportError as error:
-        raise InputError("repeat takes SciPy for its statistics: python -m pip install scipy.") from error
+        raise InputError("repeat needs SciPy, which is not installed: pip install scipy") from error
     return t
 
 

@@ -15,7 +15,7 @@ import torch
 from conftest import TINY, cli, environment, read_csv, start
 from helpers import TESTS
 
-from lit_project.commands import compare, repeat
+from lit_project.commands import repeat
 from lit_project.errors import InputError
 
 #: Does what the real command line does to folders. `--fail=N` has seed N fail, `--hang=N` has it train for ever.
@@ -266,23 +266,21 @@ def test_a_mistake_is_said_before_anything_runs(folder: Path, capsys: pytest.Cap
 
 def test_without_scipy_it_says_how_to_get_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.stats", None)
-    with pytest.raises(InputError, match="python -m pip install scipy"):
+    with pytest.raises(InputError, match="pip install scipy"):
         repeat.main(["--runs", "2"])
 
 
 # ---- with the real command line
 
 
-def test_a_real_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    cli(tmp_path, "repeat", "--runs=2", "--jobs=2", "--seed_everything=3", *TINY)
+def test_a_real_repeat(tmp_path: Path) -> None:
+    printed = cli(tmp_path, "repeat", "--runs=2", "--jobs=2", "--seed_everything=3", *TINY).stdout
     path = found(tmp_path)
     runs = [path / result["folder"] for result in state(path)["results"]]
     assert [json.loads((run / "run.json").read_text())["seed"] for run in runs] == [3, 4]
     scores = [float(row["val/acc"]) for run in runs for row in read_csv(run / "csv" / "metrics.csv") if row["val/acc"]]
     assert state(path)["statistics"]["val/acc"]["mean"] == pytest.approx(statistics.fmean(scores))
-    monkeypatch.chdir(tmp_path)
-    assert compare.main([str(path)]) == 0
-    assert f"{scores[1]:.4f}" in capsys.readouterr().out
+    assert f"{scores[1]:.4f}" in printed
 
 
 @pytest.mark.slow
@@ -292,7 +290,7 @@ def test_a_killed_repeat_goes_on_bit_identically_and_tests(tmp_path: Path) -> No
     slowly = ["--trainer.callbacks+=helpers.Sleep", "--trainer.callbacks.seconds=0.2"]
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
-    cli(tmp_path / "whole", "repeat", *options, *slowly, PYTHONPATH=with_tests())
+    cli(tmp_path / "whole", "repeat", "--jobs=2", *options, *slowly, PYTHONPATH=with_tests(), timeout=600)
     process = subprocess.Popen(
         [sys.executable, "-m", "lit_project.cli", "repeat", *options, *slowly],
         cwd=tmp_path / "killed",
