@@ -368,12 +368,9 @@ def html(runs: list[Run], repeats: list[Repeat], shown: list[Part]) -> str:
     """The page: what the terminal shows, and the learning curves."""
     from html import escape
 
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise InputError("The page needs matplotlib, which is not installed: pip install matplotlib") from error
-    from lit_project.pages import page, table
+    from lit_project.pages import page, require_matplotlib, table
 
+    require_matplotlib()
     groups = [run.name if run.repeat is None else repeats[run.repeat].name for run in runs]
     colours = palette(list(dict.fromkeys(groups)))  # the runs of a repeat have one
     numbers = {name: [str(i) for i, group in enumerate(groups, start=1) if group == name] for name in colours}
@@ -384,7 +381,7 @@ def html(runs: list[Run], repeats: list[Repeat], shown: list[Part]) -> str:
     sections = [("Learning curves", f'<p>{legend}</p>\n<div class="columns">{figures}</div>')]
     for position, part in enumerate(shown):
         lines = "".join(f"<p>{escape(line)}</p>" for line in part.lines)
-        body = lines + (table(part.header, part.rows) if part.rows else "")
+        body = lines + (table(part.header, part.rows, ".4f") if part.rows else "")
         sections.insert(position + (position > 0), (part.title, body))  # the scores come before the curves
     return page(f"{len(runs)} runs compared", sections)
 

@@ -35,6 +35,7 @@ from lit_project.tables import print_table
 FINISHED = "finished"
 #: Options of `fit` for a run that goes on, which a repeat decides for itself.
 _NOT_OURS = ("--ckpt_path", "--force_resume")
+_LOCK = ".lock"
 _CLI = [sys.executable, "-m", "lit_project.cli"]
 
 
@@ -67,7 +68,10 @@ def main(argv: list[str]) -> int:
     if "--print_config" in options:
         return subprocess.call([*_CLI, "fit", *options])
     student_t()  # if it is missing, that is to be said before hours of training
-    folder, state = _open(wanted, options)
+    try:
+        folder, state = _open(wanted, options)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     with _held(folder) as lock:
         return Repeat(folder, state, wanted.jobs, lock).run()
 
@@ -79,7 +83,7 @@ def _open(wanted: argparse.Namespace, options: list[str]) -> tuple[Path, dict[st
     """The folder, and what its ``repeat.json`` says or is going to say."""
     given = wanted.folder and wanted.folder.expanduser().absolute()
     before = _read(given) if given else None
-    if given and before is None and given.is_dir() and any(given.iterdir()):
+    if given and before is None and given.is_dir() and {path.name for path in given.iterdir()} - {_LOCK}:
         raise InputError(
             f"--folder {given} holds other things than a repeat: choose a new folder, or that of a repeat."
         )
@@ -142,7 +146,7 @@ def _resolved_config(options: list[str], cwd: str) -> dict[str, Any]:
     if done.returncode:
         sys.stderr.write(done.stderr)
         sys.exit(done.returncode)
-    config: dict[str, Any] = yaml.safe_load(done.stdout)
+    config: dict[str, Any] = json.loads(json.dumps(yaml.safe_load(done.stdout), default=str))  # as it is kept
     if type(config["seed_everything"]) is not int:
         raise InputError(
             f"repeat counts on from a seed, but seed_everything is {config['seed_everything']}: give a number."
@@ -187,7 +191,7 @@ def _held(folder: Path) -> Iterator[int]:
     import fcntl
 
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
+    with (folder / _LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -266,17 +270,17 @@ class Repeat:
 
     def _missing(self, result: dict[str, Any]) -> list[str]:
         """What is still to be done for a result; what an interrupted repeat had done, but not noted, is noted."""
+        finished, test = result["exit"] == FINISHED, self.state["test"]
+        if finished and (result["tested"] or not test):
+            return []
+        result["exit"] = None
         folder = self._folder_of(result["seed"])
-        if result["exit"] != FINISHED and (folder is None or read_record(folder)["exit_reason"] != FINISHED):
-            result["exit"] = None
-            return ["fit", "test"] if self.state["test"] else ["fit"]
-        if self.state["test"] and not result["tested"]:
-            assert folder is not None
-            if test_of(folder, read_record(folder), tests_in(self.folder)) is None:
-                result["exit"] = None
-                return ["test"]
-        if folder is not None:
-            self._note(result, folder)
+        record = read_record(folder) if folder else {"exit_reason": None}
+        if folder is None or not (finished or record["exit_reason"] == FINISHED):
+            return ["fit", "test"] if test else ["fit"]
+        if test and test_of(folder, record, tests_in(self.folder)) is None:
+            return ["test"]
+        self._note(result, folder)
         return []
 
     def _folder_of(self, seed: int) -> Path | None:

@@ -13,6 +13,7 @@ import pytest
 from conftest import environment
 from made_runs import CONFIG, made_run, made_test
 
+from lit_project import pages
 from lit_project.commands import compare
 from lit_project.errors import InputError
 
@@ -259,6 +260,16 @@ def test_the_page_shows_the_same_with_curves(folder: Path) -> None:
     for metric in ("val/acc", "val/loss", "train/loss"):
         assert f">{metric}</text>" in page
     assert not re.search(r"<script|\bsrc=|@import", page)
+
+
+def test_without_matplotlib_the_tables_are_shown_all_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pages, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="pip install matplotlib"):
+        compare.main(["runs/fit-*"])
+    assert len(table(capsys.readouterr().out, "Scores")) == 4
+    assert not (folder / "compare.html").exists()
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser")
