@@ -413,7 +413,7 @@ def curves(runs: list[Run], colours: list[str]) -> Iterator[str]:
             drawn = [(x, y) for x, y in points if x is not None and y is not None and math.isfinite(y)]
             if drawn:
                 axes.plot(*zip(*drawn, strict=True), color=colour, linewidth=1.2, marker=".", markersize=4)
-                place = {"xytext": (4, 0), "textcoords": "offset points", "verticalalignment": "center"}
+                place: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "verticalalignment": "center"}
                 axes.annotate(str(index), drawn[-1], color=colour, fontsize=8, **place)
         if axes.lines:
             axes.set_title(metric, parse_math=False, fontsize=11)

@@ -181,7 +181,9 @@ def test_when_all_fail_there_is_nothing_to_tell(folder: Path, capsys: pytest.Cap
     assert "2 of 2 runs failed" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_it_ends_in_order_and_the_same_command_goes_on(folder: Path, number: int, status: int) -> None:
     command = [sys.executable, "repeat.py", "--runs=3", "--hang=8"]
     process = start(folder, *command[1:])
