@@ -99,7 +99,8 @@ def main(argv: list[str]) -> int:
     # a fault in the repeats is not to hide what can be told of the runs
     shown, fault = list(parts(runs)), ""
     try:
-        shown += parts_of_repeats(repeats)
+        for part in parts_of_repeats(repeats):
+            shown.append(part)
     except InputError as error:
         fault = str(error)
     for part in shown:
@@ -130,17 +131,15 @@ def read(arguments: Sequence[str]) -> tuple[list[Run], list[Repeat], list[str]]:
     folders: dict[Path, int | None] = {}  # each once, with the repeat it is of
     repeats: list[Repeat] = []
     left_out = []
-    for argument in arguments:
-        for folder in _folders(argument):
-            if (folder / "repeat.json").is_file():
-                repeat, inside = _read_repeat(folder)
-                if not any(path in folders for path in inside):
-                    folders |= dict.fromkeys(inside, len(repeats))
-                    repeats.append(repeat)
-            elif read_record(folder).get("subcommand") == "fit":
-                folders.setdefault(folder, None)
-            else:
-                left_out.append(folder.name)
+    for folder in dict.fromkeys(folder for argument in arguments for folder in _folders(argument)):
+        if (folder / "repeat.json").is_file():
+            repeat, inside = _read_repeat(folder)
+            folders |= dict.fromkeys(inside, len(repeats))
+            repeats.append(repeat)
+        elif read_record(folder).get("subcommand") == "fit":
+            folders.setdefault(folder, None)
+        else:
+            left_out.append(folder.name)
     names = [folder.name for folder in folders]
     tests = {parent: tests_in(parent) for parent in {folder.parent for folder in folders}}
     runs = []
