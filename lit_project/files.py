@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from filelock import FileLock, Timeout
-from lightning.pytorch.utilities import rank_zero_info
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -57,6 +56,8 @@ def locked(path: Path, waiting: str) -> Iterator[None]:
     Raises:
         OSError: the file cannot be made.
     """
+    from lightning.pytorch.utilities import rank_zero_info  # seconds, which not every command has to spend
+
     lock = FileLock(path)
     try:
         held = lock.acquire(timeout=0)

@@ -1,6 +1,5 @@
 """Which run a checkpoint belongs to, and whether it can go on with other settings."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import yaml
 
 from lit_project.checkpoints import checkpoints_of_runs, holds_only_weights, read_checkpoint
 from lit_project.errors import InputError
+from lit_project.run_folders import flat
 
 # Settings that leave the result of an optimisation as it is: how fast it runs, where it runs, and what is scored.
 _HARMLESS = {"num_workers", "placement", "root", "data_dir", "cache_dir", "compile", "gradient_checkpointing"}
@@ -44,10 +44,10 @@ def newest_run_of(configs: list[dict[str, Any]], runs: Path) -> Path:
         InputError: there is none.
     """
     found = checkpoints_of_runs("last", runs)
-    wanted = {key: value for config in configs for key, value in _leaves(_optimisation(config))}
+    wanted = {key: value for config in configs for key, value in flat(_optimisation(config))}
     for path in reversed(found):
         saved = path.parent.parent / "config.yaml"
-        had = dict(_leaves(yaml.safe_load(saved.read_text()))) if saved.is_file() else {}
+        had = dict(flat(yaml.safe_load(saved.read_text()))) if saved.is_file() else {}
         if all(_same(had.get(key), value) for key, value in wanted.items()):
             return path
     have = (
@@ -69,7 +69,7 @@ def refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
     Raises:
         InputError: some differ; the message lists them.
     """
-    old, new = dict(_leaves(_optimisation(before))), dict(_leaves(_optimisation(now)))
+    old, new = dict(flat(_optimisation(before))), dict(flat(_optimisation(now)))
     differing = [
         f"{key}: {old.get(key)} -> {new.get(key)}"
         for key in sorted(old.keys() | new.keys())
@@ -91,15 +91,6 @@ def _optimisation(config: dict[str, Any]) -> dict[str, Any]:
     part["trainer"] = {key: trainer[key] for key in _TRAINER if key in trainer}
     ema = (config.get("callbacks") or {}).get("ema")
     return part | ({"callbacks": {"ema": ema}} if ema else {})
-
-
-def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for name, part in value.items():
-            below = key if name == "init_args" else f"{key}.{name}".lstrip(".")
-            yield from _leaves(part, below)
-    else:
-        yield key.removesuffix(".class_path"), value
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from torch import Tensor
 
 from lit_project.metrics import per_class
+from lit_project.tables import print_table
 
 
 class TestReport(Callback):
@@ -41,17 +39,8 @@ class TestReport(Callback):
         if len(names) <= 20:
             numbered = [f"{index} {name}" for index, name in enumerate(names)]
             header = ["true \\ predicted", *map(str, range(len(names)))]
-            _print("Confusion matrix", header, [[n, *r] for n, r in zip(numbered, counts.tolist(), strict=True)])
-        _print("Test, by class", list(rows[0]), [list(row.values()) for row in rows])
-
-
-def _print(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    table = Table(title=title)
-    for number, name in enumerate(header):
-        table.add_column(escape(name), justify="right" if number else "left")
-    for row in rows:
-        table.add_row(*(f"{value:.4f}" if isinstance(value, float) else escape(str(value)) for value in row))
-    Console().print(table)
+            print_table("Confusion matrix", header, [[n, *r] for n, r in zip(numbered, counts.tolist(), strict=True)])
+        print_table("Test, by class", list(rows[0]), [list(row.values()) for row in rows])
 
 
 def _write(path: Path, rows: Sequence[Sequence[object]]) -> None:

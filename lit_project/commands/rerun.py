@@ -6,7 +6,6 @@ recorded facts that differ are named: commit, versions, machine, threads, data. 
 """
 
 import argparse
-import csv
 import json
 import os
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_project.errors import InputError
+from lit_project.run_folders import flat, read_record, read_rows
 
 #: What ``run.json`` records of what a result depends on.
 FACTS = ("git", "versions", "machine", "data")
@@ -31,9 +31,9 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("run_folder", type=Path, help="The folder of a finished fit, validate or test.")
     old = parser.parse_args(argv).run_folder.absolute()
-    before = read_record(old)
+    before = read_finished(old)
     new = run_again(old, before)
-    after = read_record(new)
+    after = read_finished(new)
     compared, differences = compare(old, new)
     if not compared:
         raise InputError(f"{old} has neither a checkpoint nor metrics that could be compared.")
@@ -53,16 +53,13 @@ def main(argv: list[str]) -> int:
     return 1
 
 
-def read_record(folder: Path) -> dict[str, Any]:
+def read_finished(folder: Path) -> dict[str, Any]:
     """The ``run.json`` of a run that finished.
 
     Raises:
         InputError: no record, or not of a run that finished and can be repeated.
     """
-    try:
-        record: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder} is not the folder of a run: its run.json cannot be read ({error}).") from error
+    record = read_record(folder)
     if record["exit_reason"] != "finished":
         raise InputError(f"The run in {folder} did not finish ({record['exit_reason']}): it has no result to compare.")
     if record.get("subcommand") not in ("fit", "validate", "test"):
@@ -127,10 +124,7 @@ def compare_weights(path: Path, other: Path) -> tuple[int, list[str]]:
 
 def compare_metrics(path: Path, other: Path) -> tuple[int, list[str]]:
     """The number of rows in ``path``, and a line on the first value that is another in ``other``."""
-    with path.open(newline="") as file:
-        one = list(csv.DictReader(file))
-    with other.open(newline="") as file:
-        two = list(csv.DictReader(file))
+    one, two = read_rows(path), read_rows(other)
     for number, (before, after) in enumerate(zip(one, two, strict=False), start=1):
         for name in {**before, **after}:
             if before.get(name) != after.get(name):
@@ -141,7 +135,7 @@ def compare_metrics(path: Path, other: Path) -> tuple[int, list[str]]:
 
 def changed_facts(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
     """A line on each recorded fact that changed."""
-    one, two = (dict(_flat({name: record[name] for name in FACTS})) for record in (before, after))
+    one, two = (dict(flat({name: record[name] for name in FACTS})) for record in (before, after))
     for name in {**one, **two}:
         if one.get(name) != two.get(name):
             yield f"{name}: {one.get(name)} before, {two.get(name)} now"
@@ -162,11 +156,3 @@ def _same_bits(one: Any, two: Any) -> bool:
     if one.dtype != two.dtype or one.shape != two.shape:
         return False
     return torch.equal(*(tensor.contiguous().flatten().view(torch.uint8) for tensor in (one, two)))  # NaN is itself
-
-
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from _flat(part, f"{name}.{key}" if name else key)
-    else:
-        yield name, value

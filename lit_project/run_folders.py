@@ -1,0 +1,128 @@
+"""What run folders tell: the record, the logged metrics, the scores of the best epoch and of a test.
+
+Only files are read, without torch, so that a command which needs no more starts at once.
+"""
+
+import csv
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lit_project.errors import InputError
+
+Row = dict[str, str]
+Record = dict[str, Any]
+
+
+def read_record(folder: Path) -> Record:
+    """The ``run.json`` of a run.
+
+    Raises:
+        InputError: there is none, or it cannot be read.
+    """
+    try:
+        record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        if not isinstance(record, dict) or "exit_reason" not in record:
+            raise ValueError("it does not say how a run ended")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder} is not the folder of a run: its run.json cannot be read ({error}).") from error
+    return record
+
+
+def read_rows(file: Path) -> list[Row]:
+    """The rows of a CSV file, by the names in its first line; none if there is no such file."""
+    if not file.is_file():
+        return []
+    with file.open(newline="", encoding="utf-8", errors="replace") as lines:
+        return list(csv.DictReader(lines))
+
+
+def read_metrics(folder: Path) -> list[Row]:
+    """The rows of a run's ``metrics.csv``; none if the run logged nothing, or not there."""
+    return read_rows(folder / "csv" / "metrics.csv")
+
+
+def number(text: Any) -> float | None:
+    """A cell or a value of ``run.json`` as a number; None for an empty one, and one that was cut off in writing."""
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return None
+
+
+def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a config or record with their dotted names, those that options have on the command line."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            below = key if name == "init_args" else f"{key}.{name}".lstrip(".")
+            yield from flat(part, below)
+    else:
+        yield key.removesuffix(".class_path"), value
+
+
+# ---- scores
+
+
+def monitored(config: dict[str, Any]) -> tuple[str, str] | None:
+    """The metric by which a run's best checkpoint is chosen, and whether ``max`` or ``min`` is best; None without one.
+
+    It is the first ``ModelCheckpoint`` that monitors something, of the named callbacks and then of the user's own.
+    """
+    own = (config.get("trainer") or {}).get("callbacks") or []
+    for part in [*(config.get("callbacks") or {}).values(), *(own if isinstance(own, list) else [own])]:
+        if isinstance(part, dict) and str(part.get("class_path")).endswith("ModelCheckpoint"):
+            arguments = part.get("init_args") or {}
+            if arguments.get("monitor"):
+                return arguments["monitor"], arguments.get("mode") or "min"
+    return None
+
+
+def best_epoch(record: Record, rows: list[Row]) -> tuple[int | None, dict[str, float]]:
+    """The epoch whose checkpoint a run kept as best, counted from 0, and all validation metrics of that epoch.
+
+    It is the epoch in which the monitored metric was best, the first of equals; the last one if none is monitored. Of
+    a run without ``metrics.csv`` only the best score is known.
+    """
+    metric, mode = monitored(record.get("config") or {}) or ("", "max")
+    found = [row for row in rows if (value := number(row.get(metric))) is not None and math.isfinite(value)]
+    if found:
+        row = (max if mode == "max" else min)(found, key=lambda row: float(row[metric]))
+    else:
+        row = next((row for row in reversed(rows) if any(_is_val(name) and row[name] for name in row)), {})
+    values = {name: number(text) for name, text in row.items() if _is_val(name) or name == metric}
+    scores = {name: value for name, value in values.items() if value is not None}
+    best = record.get("best") or {}
+    if not rows and (score := number(best.get("score"))) is not None:
+        scores[best["monitor"]] = score
+    epoch = number(row.get("epoch"))
+    return None if epoch is None else int(epoch), scores
+
+
+def tests_in(runs: Path) -> dict[tuple[str, str], Record]:
+    """The records of the finished tests in a folder of runs: the newest one of each checkpoint.
+
+    Their key is the name of the tested run's folder and that of the checkpoint: paths change when runs are moved.
+    """
+    found: dict[tuple[str, str], Record] = {}
+    for file in sorted(runs.glob("test-*/run.json")):
+        try:
+            record = read_record(file.parent)
+        except InputError:
+            continue
+        checkpoint = Path(record.get("ckpt_path") or "")
+        key = (checkpoint.parent.parent.name, checkpoint.name)
+        if record["exit_reason"] == "finished" and (key not in found or record["start"] >= found[key]["start"]):
+            found[key] = record
+    return found
+
+
+def test_of(folder: Path, record: Record, tests: dict[tuple[str, str], Record]) -> Record | None:
+    """The record of the newest test of a run's best checkpoint; ``tests`` are those in the folder the run is in."""
+    best = Path((record.get("best") or {}).get("path") or "best.ckpt").name
+    return tests.get((folder.name, best))
+
+
+def _is_val(name: str | None) -> bool:
+    return name is not None and name.startswith("val")
