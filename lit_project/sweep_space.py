@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +16,11 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).parent
 #: The folder of ``configs/``: the checkout, or the package in an installed wheel.
 ROOT = PACKAGE if (PACKAGE / "configs").is_dir() else PACKAGE.parent
-SAMPLERS, PRUNERS, DIRECTIONS = (
-    ("tpe", "random", "grid", "cmaes"),
-    ("none", "median", "hyperband"),
-    ("maximize", "minimize"),
-)
+SAMPLERS, PRUNERS = ("tpe", "random", "grid", "cmaes"), ("none", "median", "hyperband")
+DIRECTIONS = ("maximize", "minimize")
+#: What kind of value the other keys of the file have.
+KINDS: dict[str, Any] = {"configs": list, "fixed": dict, "gpus": list, "timeout": int | float, "sampler": str | dict}
+KINDS |= {"pruner": str | dict, "name": str, "metric": str, "folder": str, "storage": str}
 #: What W&B needs of a trial's config: its agent reports to a server, so the run cannot be an offline one.
 WANDB_CONFIG, WANDB_ONLINE = "configs/logger/wandb.yaml", "--loggers.wandb.offline=false"
 
@@ -224,6 +223,9 @@ def read_sweep(path: Path) -> Sweep:
 def _checked(raw: dict[str, Any]) -> Sweep:
     raw = {key: value for key, value in raw.items() if value is not None}
     _refuse_unknown("", raw, Sweep)
+    for name, kind in KINDS.items():
+        if name in raw and not isinstance(raw[name], kind):
+            raise InputError(f"{name} is {raw[name]!r}, which is no value for it.")
     space = raw.get("parameters")
     if not isinstance(space, dict) or not space:
         raise InputError("the space is empty: 'parameters' names no config key to search, such as model.optimizer.lr.")
@@ -345,7 +347,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _options(values: dict[str, Any]) -> Iterator[str] | list[str]:
+def _options(values: dict[str, Any]) -> list[str]:
     # a class before its arguments
     return [f"--{key}={_text(value)}" for key, value in sorted(values.items(), key=lambda item: item[0].count("."))]
 

@@ -10,6 +10,7 @@ import itertools
 import os
 import re
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ class SharedStudy:
         self.optuna = optuna.create_study(
             storage=open_storage(sweep),
             study_name=sweep.name,
-            direction=direction,
+            direction=optuna.study.StudyDirection[direction.upper()],
             load_if_exists=True,
             pruner=sweep.make_pruner(max_epochs if (max_epochs := trainer.get("max_epochs") or 0) > 0 else None),
         )
@@ -63,7 +64,7 @@ class SharedStudy:
             more = [f"and {len(changed) - 12} more"] if len(changed) > 12 else []
             listed = "\n  ".join(changed[:12] + more)
             raise InputError(
-                f"The study {sweep.name!r} was begun with another space, and its trials would not compare:\n  {listed}\n"
+                f"The study {sweep.name!r} was begun with another space; its trials would not compare:\n  {listed}\n"
                 "Undo the change, or begin a new study with --new (or a name of your own with --name NAME)."
             )
         #: The signs of life of trials elsewhere, and when they were first seen here: clocks differ between machines.
@@ -76,9 +77,9 @@ class SharedStudy:
         again = {trial.user_attrs.get("retry_of") for trial in trials}
         return [trial for trial in trials if trial.number not in again and "surplus" not in trial.user_attrs]
 
-    def unfinished(self) -> bool:
-        """Whether a trial is running, here or elsewhere, or waiting to be run again."""
-        return any(not trial.state.is_finished() for trial in self.trials())
+    def any_running(self) -> bool:
+        """Whether a trial is running, here or elsewhere."""
+        return any(trial.state == TrialState.RUNNING for trial in self.trials())
 
     def ask(self) -> "tuple[optuna.Trial, dict[str, Any]] | None":
         """The next trial and its values; None if all are taken."""
@@ -176,7 +177,7 @@ def open_storage(sweep: Sweep) -> optuna.storages.BaseStorage:
         except InputError as error:
             if sweep.storage_fallback != "local":
                 raise
-            print(f"{error}\nstorage_fallback is local: this sweep is kept in {sweep.path}, apart from the database.")
+            sys.stderr.write(f"{error}\nstorage_fallback is local: the sweep is kept in {sweep.path} alone.\n")
     journal = sweep.path / "journal.log"
     return JournalStorage(JournalFileBackend(str(journal), lock_obj=_JournalLock(str(journal))))
 
@@ -231,7 +232,7 @@ def _open_database(url: str) -> optuna.storages.RDBStorage:
         except OperationalError as error:
             reason = str(error.orig).strip()
             raise InputError(
-                f"storage {shown} cannot be reached: {reason}\nStart the database or correct the URL, or have the sweep "
+                f"storage {shown} cannot be reached: {reason}\nStart the database, correct the URL, or have the sweep "
                 "kept in a local file with 'storage_fallback: local'."
             ) from error
         except SQLAlchemyError as error:

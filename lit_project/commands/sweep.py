@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,10 +48,8 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--config", type=Path, required=True, help="The sweep's YAML file.")
     parser.add_argument("--name", help="Another name for the study and its folder than the file's.")
-    parser.add_argument(
-        "--new", action="store_true", help="Begin a new study instead of going on with the one there is."
-    )
-    parser.add_argument("--export-wandb", type=Path, metavar="FILE", help="Write the same as a sweep of W&B, and end.")
+    parser.add_argument("--new", action="store_true", help="Begin a new study beside the one there is.")
+    parser.add_argument("--export-wandb", type=Path, metavar="FILE", help="Write the same as a W&B sweep, and end.")
     arguments, options = parser.parse_known_args(argv)
 
     from lit_project.sweep_space import check_samplers, read_sweep
@@ -75,14 +74,16 @@ def main(argv: list[str]) -> int:
         sweep.name = new_name(sweep)
         print(f"New study {sweep.name}. To go on with it: the same command with --name {sweep.name}, without --new.")
     study = SharedStudy(sweep, direction, config)
+    command = shlex.join([_relative(Path(sys.executable)), *sys.orig_argv[1:]])
     try:
-        with interruptible():
-            search(sweep, study, metric)
-    except KeyboardInterrupt:
+        interrupted = search(sweep, study, metric)
+    except optuna.exceptions.StorageInternalError as error:
+        raise InputError(
+            f"The storage does not answer any more: {error}\nThe same command goes on: {command}"
+        ) from error
+    if interrupted:
         done = sum(trial.state.is_finished() for trial in study.trials())
-        print(
-            f"\nInterrupted after {done} of {sweep.n_trials} trials. The same command goes on: {shlex.join(sys.orig_argv)}"
-        )
+        print(f"\nInterrupted after {done} of {sweep.n_trials} trials. The same command goes on: {command}")
         return 130
     return report(sweep, study, metric)
 
@@ -111,15 +112,10 @@ def require_packages() -> None:
     Raises:
         InputError: one is not installed.
     """
-    try:
-        import cmaes  # noqa: F401
-        import matplotlib  # noqa: F401
-        import optuna  # noqa: F401
-        import scipy  # noqa: F401
-    except ImportError as error:
+    if missing := [name for name in ("optuna", "cmaes", "scipy", "matplotlib") if find_spec(name) is None]:
         raise InputError(
-            f"sweep needs {error.name}, which is not installed: pip install 'optuna>=5' cmaes scipy matplotlib"
-        ) from error
+            f"sweep needs {missing[0]}, which is not installed: pip install 'optuna>=5' cmaes scipy matplotlib"
+        )
 
 
 def check_space(sweep: "Sweep") -> dict[str, Any]:
@@ -162,9 +158,7 @@ def objective(sweep: "Sweep", config: dict[str, Any]) -> tuple[str, str]:
     """
     loggers, trainer = config.get("loggers") or {}, config.get("trainer") or {}
     if not (loggers.get("csv") and trainer.get("logger") in (None, True)):
-        raise InputError(
-            "A sweep reads the metrics that the CSV logger writes: leave loggers.csv and trainer.logger on."
-        )
+        raise InputError("A sweep reads what the CSV logger writes: leave loggers.csv and trainer.logger as they are.")
     best = ((config.get("callbacks") or {}).get("best") or {}).get("init_args") or {}
     if not best.get("monitor"):
         raise InputError("callbacks.best monitors no metric, so a sweep does not know what is best: set its monitor.")
@@ -290,61 +284,56 @@ class Run:
         print(f"trial {self.trial.number}: {outcome}", flush=True)
         os.close(self.lease)
 
-    def abandon(self) -> None:
-        """Have the trial begun again by whoever goes on with the sweep."""
-        from optuna.trial import TrialState
 
-        (trial,) = (
-            t for t in self.study.optuna.get_trials(states=(TrialState.RUNNING,)) if t.number == self.trial.number
-        )
-        self.study.begin_again(trial)
-        os.close(self.lease)
+def search(sweep: "Sweep", study: "SharedStudy", metric: str) -> bool:
+    """Run trials, as many at a time as there are workers, until all are done; true if a signal came before.
 
-
-def search(sweep: "Sweep", study: "SharedStudy", metric: str) -> None:
-    """Run trials, as many at a time as there are workers, until all that the sweep is to have are done."""
+    What runs at a signal ends in order. Nobody holds the leases of these trials then, so that whoever goes on with the
+    sweep takes them over.
+    """
     start = time.monotonic()
-    running: list[Run] = []
     looked = -math.inf
-    try:
-        while True:
-            in_time = sweep.timeout is None or time.monotonic() - start < sweep.timeout * 60
-            if time.monotonic() - looked > 1:  # a database need not be asked more often
-                looked = time.monotonic()
-                study.take_over()
-                for slot in {*range(sweep.n_workers)} - {run.slot for run in running}:
-                    if in_time and (asked := study.ask()):
-                        running.append(Run(study, *asked, metric, slot))
-                if not running and not (in_time and study.unfinished()):
-                    return
-            study.beat([run.trial for run in running])
-            for run in [run for run in running if run.ended()]:
-                running.remove(run)
-                run.record()
-                looked = -math.inf
-            time.sleep(0.1)
-    except BaseException:
-        for run in running:
-            run.end()
-        for run in running:
-            try:
-                run.process.wait(PATIENCE)
-            except (subprocess.TimeoutExpired, KeyboardInterrupt):
-                run.process.kill()
-                run.process.wait()
-            run.abandon()
-        raise
+    running: list[Run] = []
+    with signals() as received:
+        try:
+            while not received:
+                in_time = sweep.timeout is None or time.monotonic() - start < sweep.timeout * 60
+                if time.monotonic() - looked > 1:  # a database need not be asked more often
+                    looked = time.monotonic()
+                    study.take_over()
+                    for slot in {*range(sweep.n_workers)} - {run.slot for run in running}:
+                        if in_time and (asked := study.ask()):
+                            running.append(Run(study, *asked, metric, slot))
+                    if not running and not (in_time and study.any_running()):
+                        return False
+                study.beat([run.trial for run in running])
+                for run in [run for run in running if run.ended()]:
+                    running.remove(run)
+                    run.record()
+                    looked = -math.inf
+                time.sleep(0.1)
+        finally:
+            for run in running:
+                run.end()
+            while any(run.process.poll() is None for run in running):
+                if len(received) > 1 or time.monotonic() - min(run.told_to_end or 0 for run in running) > PATIENCE:
+                    for run in running:
+                        run.process.kill()
+                time.sleep(0.1)
+    return True
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Make a scheduler's SIGTERM and the end of a terminal what Ctrl-C is."""
-    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGHUP)}
+def signals() -> Iterator[list[int]]:
+    """Collect Ctrl-C, a scheduler's SIGTERM and the end of a terminal, so that none strikes in the middle of a record."""
+    received: list[int] = []
+    kinds = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {kind: signal.signal(kind, lambda number, frame: received.append(number)) for kind in kinds}
     try:
-        yield
+        yield received
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
 
 
 # ---- at the end
@@ -401,7 +390,7 @@ def html(name: str, study: "optuna.Study", metric: str) -> str:
 
     import matplotlib as mpl
 
-    mpl.use("svg")  # no display is needed
+    mpl.use("agg")  # needs no display
     import optuna
     from matplotlib import pyplot as plt
     from optuna.visualization import matplotlib as plots
