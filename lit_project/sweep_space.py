@@ -242,8 +242,10 @@ def _checked(raw: dict[str, Any]) -> Sweep:
         if name in raw and raw[name].get("name") not in known:
             raise InputError(f"{name}.name is {raw[name].get('name')!r}: it must be one of {', '.join(known)}.")
     if (raw.get("metric") is None) != (raw.get("direction") is None) or raw.get("direction") not in (None, *DIRECTIONS):
-        raise InputError("give 'metric' with 'direction: maximize' or 'minimize', or neither: that is then what the "
-                         "best checkpoint is chosen by.")  # fmt: skip
+        raise InputError(
+            "give 'metric' with 'direction: maximize' or 'minimize', or neither: then it is what the best checkpoint "
+            "is chosen by."
+        )
     if raw.get("storage_fallback") not in (None, "local"):
         raise InputError(f"storage_fallback is {raw['storage_fallback']!r}: it must be 'local' or left out.")
     sweep = Sweep(**{"n_trials": 0} | raw)
@@ -354,16 +356,13 @@ def _options(values: dict[str, Any]) -> list[str]:
 
 def _wandb_parameter(parameter: Parameter, method: str) -> dict[str, Any]:
     points = parameter.points()
-    if parameter.choices is not None or method == "grid":
-        # text that is neither number nor name reaches the command line as Python writes it: true would become True
-        return {"values": [one if isinstance(one, int | float | str) and not isinstance(one, bool) else json.dumps(one)
-                           for one in points or []]}  # fmt: skip
-    distribution = "log_uniform_values" if parameter.log else "uniform"
     limits: dict[str, Any] = {"min": parameter.low, "max": parameter.high}
+    distribution = "log_uniform_values" if parameter.log else "uniform"
+    if points is not None and (parameter.choices is not None or parameter.step or method == "grid"):
+        # the agent writes a value as Python does: true would become True, and null None
+        return {"values": [json.dumps(one) if one is None or isinstance(one, bool) else one for one in points]}
+    if parameter.is_int and not parameter.log:
+        return {"distribution": "int_uniform"} | limits
     if parameter.is_int:
-        if not parameter.log and (parameter.step or 1) == 1:
-            return {"distribution": "int_uniform", **limits}
-        return {"values": points} if parameter.step else {"distribution": f"q_{distribution}", "q": 1, **limits}
-    return {"distribution": f"q_{distribution}", "q": parameter.step, **limits} if parameter.step else {
-        "distribution": distribution, **limits
-    }  # fmt: skip
+        return {"distribution": f"q_{distribution}", "q": 1} | limits
+    return {"distribution": distribution} | limits

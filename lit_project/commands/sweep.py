@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -78,9 +78,7 @@ def main(argv: list[str]) -> int:
     try:
         interrupted = search(sweep, study, metric)
     except optuna.exceptions.StorageInternalError as error:
-        raise InputError(
-            f"The storage does not answer any more: {error}\nThe same command goes on: {command}"
-        ) from error
+        raise InputError(f"The storage does not answer: {error}\nThe same command goes on: {command}") from error
     if interrupted:
         done = sum(trial.state.is_finished() for trial in study.trials())
         print(f"\nInterrupted after {done} of {sweep.n_trials} trials. The same command goes on: {command}")
@@ -325,7 +323,7 @@ def search(sweep: "Sweep", study: "SharedStudy", metric: str) -> bool:
 
 @contextmanager
 def signals() -> Iterator[list[int]]:
-    """Collect Ctrl-C, a scheduler's SIGTERM and the end of a terminal, so that none strikes in the middle of a record."""
+    """Collect Ctrl-C, a scheduler's SIGTERM and the end of a terminal: none may strike in the middle of a record."""
     received: list[int] = []
     kinds = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {kind: signal.signal(kind, lambda number, frame: received.append(number)) for kind in kinds}
@@ -396,7 +394,7 @@ def html(name: str, study: "optuna.Study", metric: str) -> str:
     from optuna.visualization import matplotlib as plots
 
     importance = optuna.importance.PedAnovaImportanceEvaluator()
-    drawn = {
+    drawn: dict[str, Callable[[], object]] = {
         "History": lambda: plots.plot_optimization_history(study, target_name=metric),
         "Importance": lambda: plots.plot_param_importances(study, evaluator=importance, target_name=metric),
         "Values": lambda: plots.plot_slice(study, target_name=metric),

@@ -20,8 +20,6 @@ def main() -> None:
     given = dict(argument[2:].split("=", 1) for argument in sys.argv[1:] if "=" in argument)
     if unknown := given.keys() - KNOWN:
         sys.exit(f"error: Option {unknown.pop()!r} is not accepted\nAll options: --help")
-    if given.get("model.crash") == "message":
-        sys.exit("error: this data is broken\n  in line 2")
     epochs, lr = int(given.get("trainer.max_epochs", 5)), float(given.get("model.optimizer.lr", 0.5))
     if "--print_config" in sys.argv:
         best = {"class_path": "ModelCheckpoint", "init_args": {"monitor": "val/acc", "mode": "max"}}
@@ -29,6 +27,8 @@ def main() -> None:
         config["loggers"]["csv"] = {"class_path": "CSVLogger"}
         print(yaml.safe_dump(config | {"callbacks": {"best": best}, "model": {"lr": lr}}))
         return
+    if given.get("model.crash") == "message":
+        sys.exit("error: this data is broken\n  in line 2")
     if given.get("model.crash") == "memory":
         print("allocating", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
