@@ -1,20 +1,26 @@
 """``sweep``: most tests have ``fake_fit.py`` for the trials, which takes none of the seconds that torch does."""
 
+import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
 import yaml
-from conftest import TINY, start
+from conftest import TINY, RunCLI, runs, start
 from optuna.trial import FrozenTrial, TrialState
 
-from lit_project.sweep_space import Sweep, read_sweep
+from lit_project.commands import sweep
+from lit_project.errors import InputError
+from lit_project.sweep_space import ROOT, WANDB_CONFIG, Sweep, check_samplers, read_sweep
 from lit_project.sweep_study import open_storage
 
 FAKE = Path(__file__).with_name("fake_fit.py")
@@ -468,6 +474,10 @@ def test_every_sampler_searches_and_is_repeatable(tmp_path: Path, sampler: str) 
 # ---- W&B
 
 
+needs_wandb = pytest.mark.skipif(not (ROOT / WANDB_CONFIG).is_file(), reason="there is no config for W&B")
+
+
+@needs_wandb
 def test_the_space_as_a_sweep_of_wandb(tmp_path: Path) -> None:
     parameters = {
         "model.optimizer.lr": {"low": 0.001, "high": 1.0, "log": True},
@@ -501,6 +511,7 @@ def test_the_space_as_a_sweep_of_wandb(tmp_path: Path) -> None:
 # ---- the real fit
 
 
+@needs_wandb
 @pytest.mark.slow
 def test_the_command_of_the_exported_sweep_runs(run_cli: RunCLI, tmp_path: Path) -> None:
     """Filled in as W&B's agent does it, by the agent's own functions."""
@@ -546,8 +557,9 @@ def test_the_best_config_runs_under_fit(run_cli: RunCLI, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_real_sweep_killed_in_the_middle(tmp_path: Path) -> None:
     """Twelve trainings, of which some have been cut at a random moment, all with the result of an undisturbed one."""
-    write(tmp_path, n_trials=12, n_workers=2, fixed=TINY_FIXED | {"trainer.max_epochs": "6"}, sampler="random",
-          pruner={"name": "none"}, parameters={"model.optimizer.lr": {"low": 0.01, "high": 0.5, "log": True}})  # fmt: skip
+    space = {"model.optimizer.lr": {"low": 0.01, "high": 0.5, "log": True}}
+    fixed = TINY_FIXED | {"trainer.max_epochs": 6}
+    write(tmp_path, n_trials=12, n_workers=2, fixed=fixed, sampler="random", parameters=space)
     command = ["-m", "lit_project.cli", "sweep", "--config=s.yaml"]
     process = start(tmp_path, *command)
     records = tmp_path / "runs" / "sweeps" / "s" / "trials"
