@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import random
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,7 +153,9 @@ class Sweep:
         seed = random.Random(f"{self.sampler.get('seed', 0)} {number}").getrandbits(32)
         if self.sampler["name"] == "grid":
             grid = self.grid()
-            return samplers.PartialFixedSampler(grid[number % len(grid)], samplers.RandomSampler(seed))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that it is experimental, in Optuna's view
+                return samplers.PartialFixedSampler(grid[number % len(grid)], samplers.RandomSampler(seed))
         kinds = {"tpe": samplers.TPESampler, "random": samplers.RandomSampler, "cmaes": samplers.CmaEsSampler}
         return kinds[self.sampler["name"]](seed=seed, **options)
 
