@@ -521,8 +521,8 @@ def test_the_report_is_one_file_with_its_plots(tmp_path: Path) -> None:
     assert page.count("<svg") == 4
     assert page.count("<?xml") == page.count("<script") == 0
     assert "a&lt;b" in page
-    links = set(re.findall(r'(?:src|href)="([^#"][^"]*)"', page))
-    assert links == set()
+    links = re.findall(r'(?:src|href)="([^#"][^"]*)"', page)
+    assert all(link.startswith("data:") for link in links), "it needs no other file"
     first = optuna.create_study()
     first.tell(first.ask(), 1.0)
     assert "<p>" in sweep.html("s", first, "val/acc"), "too few trials for some of them"
@@ -572,6 +572,23 @@ def test_the_best_config_runs_under_fit(run_cli: RunCLI, tmp_path: Path) -> None
     assert configs[0] == configs[1]
     records = [json.loads((folder / "run.json").read_text())["best"]["score"] for folder in (trial, again)]
     assert records[0] == records[1], "and it is the same training"
+
+
+@pytest.mark.slow
+def test_the_example_searches_twenty_trials_and_stops_bad_ones_early(run_cli: RunCLI, tmp_path: Path) -> None:
+    printed = run_cli(
+        "sweep", "--config=configs/sweeps/lr_wd.yaml", *TINY[:4], "--trainer.max_epochs=4", timeout=600
+    ).stdout
+    found = trials(tmp_path, "lr_wd")
+    assert len(found) == 20
+    assert {trial.state for trial in found} == {TrialState.COMPLETE, TrialState.PRUNED}
+    assert all(trial.last_step == 3 for trial in found if trial.state == TrialState.COMPLETE)
+    for trial in found:
+        (record,) = (tmp_path / "runs/sweeps/lr_wd/trials" / trial.user_attrs["folder"]).glob("fit-*/run.json")
+        reason = json.loads(record.read_text())["exit_reason"]
+        assert (reason == "finished") == (trial.state == TrialState.COMPLETE)
+        assert reason in ("finished", "interrupted by SIGTERM"), "a pruned trial ends in order"
+    assert "Best: trial" in printed
 
 
 @pytest.mark.slow
