@@ -198,11 +198,12 @@ class Sweep:
         return wandb
 
 
-def read_sweep(path: Path) -> Sweep:
+def read_sweep(path: Path, options: dict[str, str] | None = None) -> Sweep:
     """Read a sweep's file.
 
     Args:
         path: the file, or its name in the project.
+        options: options of ``fit`` for all trials, beside the file's.
 
     Raises:
         InputError: no such file, an unknown key, a space that is empty or contradicts itself.
@@ -218,17 +219,18 @@ def read_sweep(path: Path) -> Sweep:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"--config {path} cannot be read as YAML: {error}") from error
     try:
-        return _checked({"name": found.stem} | raw if isinstance(raw, dict) else {})
+        return _checked({"name": found.stem} | raw if isinstance(raw, dict) else {}, options or {})
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
 
-def _checked(raw: dict[str, Any]) -> Sweep:
+def _checked(raw: dict[str, Any], options: dict[str, str]) -> Sweep:
     raw = {key: value for key, value in raw.items() if value is not None}
     _refuse_unknown("", raw, Sweep)
     for name, kind in KINDS.items():
         if name in raw and not isinstance(raw[name], kind):
             raise InputError(f"{name} is {raw[name]!r}, which is no value for it.")
+    raw["fixed"] = raw.get("fixed", {}) | options
     space = raw.get("parameters")
     if not isinstance(space, dict) or not space:
         raise InputError("the space is empty: 'parameters' names no config key to search, such as model.optimizer.lr.")
@@ -236,8 +238,10 @@ def _checked(raw: dict[str, Any]) -> Sweep:
     for key, spec in space.items():
         parameters[key] = _parameter(f"parameters.{key}", spec)
         _check_condition(key, parameters)
-    if both := sorted(parameters.keys() & raw.get("fixed", {}).keys()):
-        raise InputError(f"{both[0]} is searched under 'parameters' and set under 'fixed': remove one of them.")
+    if both := sorted(parameters.keys() & raw["fixed"].keys()):
+        raise InputError(
+            f"{both[0]} is searched under 'parameters', and also fixed for all trials: remove one of them."
+        )
     raw = raw | {"parameters": parameters}
     for name, known in (("sampler", SAMPLERS), ("pruner", PRUNERS)):
         if isinstance(raw.get(name, {}), str):

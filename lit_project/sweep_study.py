@@ -23,8 +23,6 @@ from optuna.trial import FrozenTrial, TrialState
 from lit_project.errors import InputError
 from lit_project.sweep_space import Sweep
 
-#: Seconds between two signs of life, and seconds without one after which another machine takes a trial over.
-BEAT, LEASE = 15.0, 90.0
 #: Where a config says how fast and from where, not what is trained.
 _HARMLESS = {"num_workers", "placement", "root", "data_dir", "cache_dir", "compile", "gradient_checkpointing"}
 
@@ -36,17 +34,23 @@ class SharedStudy:
         sweep: what is searched.
         direction: ``maximize`` or ``minimize``.
         config: the resolved config of one trial, to tell whether the base has changed.
+        database: where the trials are kept; None for a journal in the sweep's folder.
 
     Raises:
-        InputError: the database cannot be reached; the study was begun with another space.
+        InputError: the study was begun with another space.
     """
 
-    def __init__(self, sweep: Sweep, direction: str, config: dict[str, Any]) -> None:
+    #: Seconds between two signs of life, and without one after which another machine takes a trial over.
+    BEAT, LEASE = 15.0, 90.0
+
+    def __init__(
+        self, sweep: Sweep, direction: str, config: dict[str, Any], database: "optuna.storages.RDBStorage | None" = None
+    ) -> None:
         self.sweep = sweep
         sweep.path.mkdir(parents=True, exist_ok=True)
         trainer = config.get("trainer", {})
         self.optuna = optuna.create_study(
-            storage=open_storage(sweep),
+            storage=database or open_journal(sweep),
             study_name=sweep.name,
             direction=optuna.study.StudyDirection[direction.upper()],
             load_if_exists=True,
@@ -69,7 +73,6 @@ class SharedStudy:
             )
         #: The signs of life of trials elsewhere, and when they were first seen here: clocks differ between machines.
         self._signs: dict[tuple[int, Any], float] = {}
-        self._beaten = time.monotonic()
 
     def trials(self) -> list[FrozenTrial]:
         """The trials that count: not those begun again under another number, nor any above ``n_trials``."""
@@ -121,13 +124,6 @@ class SharedStudy:
                 return folder, file
         raise AssertionError
 
-    def beat(self, running: list[optuna.Trial]) -> None:
-        """Give a sign of life of the trials that run here."""
-        if time.monotonic() - self._beaten >= BEAT:
-            self._beaten = time.monotonic()
-            for trial in running:
-                trial.set_user_attr("alive", time.time())
-
     def take_over(self) -> None:
         """Have the trials begun again that nobody runs any more."""
         for trial in self.optuna.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
@@ -140,7 +136,7 @@ class SharedStudy:
                     os.close(file)
             else:
                 sign = trial.number, trial.user_attrs.get("alive")
-                if time.monotonic() - self._signs.setdefault(sign, time.monotonic()) > LEASE:
+                if time.monotonic() - self._signs.setdefault(sign, time.monotonic()) > self.LEASE:
                     self.begin_again(trial)
 
     def begin_again(self, trial: FrozenTrial) -> None:
@@ -165,26 +161,32 @@ class SharedStudy:
         return True
 
 
-def open_storage(sweep: Sweep) -> optuna.storages.BaseStorage:
-    """The journal in the sweep's folder, or the database.
+def open_journal(sweep: Sweep) -> JournalStorage:
+    """The file in the sweep's folder."""
+    journal = str(sweep.path / "journal.log")
+    return JournalStorage(JournalFileBackend(journal, lock_obj=_JournalLock(journal)))
+
+
+def connect(sweep: Sweep) -> optuna.storages.RDBStorage | None:
+    """The database; None if the sweep is kept in a file.
 
     Raises:
         InputError: the database cannot be used, and no fallback was asked for.
     """
-    if sweep.storage is not None:
-        try:
-            return _open_database(sweep.storage)
-        except InputError as error:
-            if sweep.storage_fallback != "local":
-                raise
-            sys.stderr.write(f"{error}\nstorage_fallback is local: the sweep is kept in {sweep.path} alone.\n")
-    journal = sweep.path / "journal.log"
-    return JournalStorage(JournalFileBackend(str(journal), lock_obj=_JournalLock(str(journal))))
+    if sweep.storage is None:
+        return None
+    try:
+        return _open_database(sweep.storage)
+    except InputError as error:
+        if sweep.storage_fallback != "local":
+            raise
+        sys.stderr.write(f"{error}\nstorage_fallback is local: the sweep is kept in {sweep.path} alone.\n")
+        return None
 
 
-def new_name(sweep: Sweep) -> str:
-    """The first of ``NAME-2``, ``NAME-3`` … (or ``NAME``) that has no folder and no study yet."""
-    taken = set() if sweep.storage is None else set(optuna.get_all_study_names(open_storage(sweep)))
+def new_name(sweep: Sweep, database: optuna.storages.RDBStorage | None) -> str:
+    """The first of ``NAME``, ``NAME-2``, ``NAME-3`` … that has no folder and no study yet."""
+    taken = set(optuna.get_all_study_names(database)) if database else set()
     names = itertools.chain([sweep.name], (f"{sweep.name}-{number}" for number in itertools.count(2)))
     return next(name for name in names if name not in taken and not (sweep.path.parent / name).exists())
 

@@ -54,34 +54,36 @@ def main(argv: list[str]) -> int:
 
     from lit_project.sweep_space import check_samplers, read_sweep
 
-    sweep = read_sweep(arguments.config)
+    sweep = read_sweep(arguments.config, fit_options(options))
     sweep.name = arguments.name or sweep.name
-    sweep.fixed |= fit_options(options)
-    if arguments.export_wandb is None:
-        require_packages()
-        check_samplers(sweep)
-    config = check_space(sweep)
-    metric, direction = objective(sweep, config)
     if arguments.export_wandb is not None:
-        return export(sweep.for_wandb(metric, direction), arguments.export_wandb)
+        exported = sweep.for_wandb(*objective(check_space(sweep)))
+        return export(exported, arguments.export_wandb)
+    require_packages()
 
     import optuna
 
-    from lit_project.sweep_study import SharedStudy, new_name
+    from lit_project.sweep_study import SharedStudy, connect, new_name
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    check_samplers(sweep)
+    database = connect(sweep)  # before what takes longer, so that an error comes at once
+    config = check_space(sweep)
+    metric, direction = objective(config)
+    command = [_relative(Path(sys.executable)), *(word for word in sys.orig_argv[1:] if word != "--new")]
     if arguments.new:
-        sweep.name = new_name(sweep)
-        print(f"New study {sweep.name}. To go on with it: the same command with --name {sweep.name}, without --new.")
-    study = SharedStudy(sweep, direction, config)
-    command = shlex.join([_relative(Path(sys.executable)), *sys.orig_argv[1:]])
+        sweep.name = new_name(sweep, database)
+        command += ["--name", sweep.name]
+        print(f"New study {sweep.name}; to go on with it: {shlex.join(command)}")
+    study = SharedStudy(sweep, direction, config, database)
+    goes_on = f"The same command goes on: {shlex.join(command)}"
     try:
         interrupted = search(sweep, study, metric)
     except optuna.exceptions.StorageInternalError as error:
-        raise InputError(f"The storage does not answer: {error}\nThe same command goes on: {command}") from error
+        raise InputError(f"The storage does not answer: {error}\n{goes_on}") from error
     if interrupted:
         done = sum(trial.state.is_finished() for trial in study.trials())
-        print(f"\nInterrupted after {done} of {sweep.n_trials} trials. The same command goes on: {command}")
+        print(f"\nInterrupted after {done} of {sweep.n_trials} trials. {goes_on}")
         return 130
     return report(sweep, study, metric)
 
@@ -148,8 +150,8 @@ def error_in(output: str) -> str:
     return (output.strip().splitlines() or ["it has written nothing"])[-1]
 
 
-def objective(sweep: "Sweep", config: dict[str, Any]) -> tuple[str, str]:
-    """The metric and its direction: the sweep's own, or the best checkpoint's.
+def objective(config: dict[str, Any]) -> tuple[str, str]:
+    """The metric and its direction: what the best checkpoint is chosen by.
 
     Raises:
         InputError: there is neither; the metrics would not be written to where they are read from.
@@ -168,8 +170,8 @@ def export(wandb: dict[str, Any], file: Path) -> int:
     import yaml
 
     file.write_text(yaml.safe_dump(wandb, sort_keys=False))
-    if wandb["method"] == "bayes" and "early_terminate" not in wandb:
-        print("W&B stops bad trials early with hyperband only.")
+    if "early_terminate" not in wandb:
+        print("No trial will be stopped early: of the pruners, W&B has hyperband only.")
     print(f"{file} is written. Start it: wandb sweep --project PROJECT {file}, then run the agent that it names.")
     return 0
 
@@ -194,7 +196,8 @@ class Run:
         self.study, self.trial, self.metric, self.slot = study, trial, metric, slot
         self.folder, self.lease = study.lease(trial)
         self.number_reported = 0
-        self.pruned = False
+        self.beaten = time.monotonic()
+        self.pruned = self.lost = False
         self.told_to_end: float | None = None
         runs = self._runs()
         checkpoints = [path for run in runs if (path := run / "checkpoints" / "last.ckpt").is_file()]
@@ -244,14 +247,23 @@ class Run:
 
     def ended(self) -> bool:
         """Report what is new to the study, end a trial that is not worth going on with; true if the process is gone."""
+        import optuna
+
         status = self.process.poll()
         values = self.logged()  # after the status, so that nothing is missing once it has ended
-        while self.number_reported < len(values) and not self.pruned:
-            self.trial.report(values[self.number_reported], self.number_reported)
-            self.number_reported += 1
-            if status is None and self.trial.should_prune():
-                self.pruned = True
-                self.end()
+        try:
+            if time.monotonic() - self.beaten > self.study.BEAT:
+                self.beaten = time.monotonic()
+                self.trial.set_user_attr("alive", time.time())
+            while self.number_reported < len(values) and not (self.pruned or self.lost):
+                self.trial.report(values[self.number_reported], self.number_reported)
+                self.number_reported += 1
+                if status is None and self.trial.should_prune():
+                    self.pruned = True
+                    self.end()
+        except optuna.exceptions.UpdateFinishedTrialError:  # taken for dead, such as while this machine was asleep
+            self.lost = True
+            self.end()
         if status is None and self.told_to_end and time.monotonic() - self.told_to_end > PATIENCE:
             self.process.kill()
         return status is not None
@@ -268,7 +280,9 @@ class Run:
                 error = f"ended by {signal.Signals(-self.process.returncode).name}; its last line: {error}"
         elif not values:
             error = f"{self.metric} was never logged, or never a finite number"
-        if self.pruned and error:
+        if self.lost:
+            outcome = "ended here, as it has been taken over elsewhere"
+        elif self.pruned and error:
             self.study.tell(self.trial.number, state=TrialState.PRUNED)
             outcome = f"pruned after {self.number_reported} validations"
         elif error:
@@ -304,7 +318,6 @@ def search(sweep: "Sweep", study: "SharedStudy", metric: str) -> bool:
                             running.append(Run(study, *asked, metric, slot))
                     if not running and not (in_time and study.any_running()):
                         return False
-                study.beat([run.trial for run in running])
                 for run in [run for run in running if run.ended()]:
                     running.remove(run)
                     run.record()

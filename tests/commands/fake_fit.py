@@ -40,7 +40,7 @@ def main() -> None:
     (run / "checkpoints").mkdir(parents=True, exist_ok=True)
     (run / "csv").mkdir(exist_ok=True)
     with (root / "starts").open("a") as file:
-        file.write(f"{os.getpid()} {epoch}\n")
+        file.write(f"{os.getpid()} {epoch} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}\n")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     rows = [f"{number},{number},{lr}\r\n" for number in range(epoch)]
     for epoch in range(epoch, epochs):  # noqa: B020

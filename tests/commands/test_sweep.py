@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lit_project.commands import sweep
 from lit_project.errors import InputError
 from lit_project.sweep_space import ROOT, WANDB_CONFIG, Sweep, check_samplers, read_sweep
-from lit_project.sweep_study import open_storage
+from lit_project.sweep_study import SharedStudy, connect, open_journal
 
 FAKE = Path(__file__).with_name("fake_fit.py")
 DRIVER = f"""
@@ -62,8 +62,11 @@ def run(folder: Path, *arguments: str, status: int = 0) -> str:
 
 def trials(folder: Path, name: str = "s") -> list[FrozenTrial]:
     """All that the journal has, also what does not count."""
-    read = Sweep(name, {}, 1, folder=str(folder / "runs" / "sweeps"))
-    return optuna.load_study(study_name=name, storage=open_storage(read)).trials
+    return optuna.load_study(study_name=name, storage=open_journal(journal_of(folder, name))).trials
+
+
+def journal_of(folder: Path, name: str) -> Sweep:
+    return Sweep(name, {}, 1, folder=str(folder / "runs" / "sweeps"))
 
 
 def counted(found: list[FrozenTrial]) -> list[FrozenTrial]:
@@ -208,6 +211,24 @@ def test_a_failed_trial_is_recorded_and_the_sweep_goes_on(tmp_path: Path) -> Non
     assert "error: all 2 trials failed, the first with: ended by SIGKILL; its last line: allocating" in output
 
 
+def test_a_trial_that_was_taken_over_is_given_up(tmp_path: Path) -> None:
+    """As after a machine has slept for longer than a lease."""
+    write(tmp_path, n_trials=1, gpus=[7], fixed={"pace": 0.1, "trainer.max_epochs": 100})
+    process = begin(tmp_path)
+    wait_for(lambda: last_checkpoints(tmp_path), process)
+    study = optuna.load_study(study_name="s", storage=open_journal(journal_of(tmp_path, "s")))
+    study.tell(0, state=TrialState.FAIL)
+    assert "trial 0: ended here, as it has been taken over elsewhere" in finish(process, 1)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids(tmp_path))
+    assert next(tmp_path.glob("runs/sweeps/s/trials/*/starts")).read_text().split()[2] == "7", "the GPU it was given"
+
+
+def test_no_trial_is_begun_after_the_time_is_over(tmp_path: Path) -> None:
+    write(tmp_path, n_trials=3, timeout=0.005, fixed={"pace": 0.1})
+    assert run(tmp_path).count(": begins") == 1
+    assert [trial.state for trial in trials(tmp_path)] == [TrialState.COMPLETE]
+
+
 # ---- one study, one space
 
 
@@ -220,7 +241,8 @@ def test_a_changed_space_is_refused_with_what_changed(tmp_path: Path) -> None:
     assert "trainer.max_epochs: 5 before, 3 now" in output
     assert "--new" in output
     output = run(tmp_path, "--new", "--pace=0")
-    assert "--name s-2" in output
+    assert "New study s-2; to go on with it: " in output
+    assert "--pace=0 --name s-2\n" in output
     assert len(trials(tmp_path, "s-2")) == 2
     assert len(trials(tmp_path)) == 1
     write(tmp_path, n_trials=2)
@@ -283,22 +305,20 @@ def test_two_sweeps_share_a_postgresql(tmp_path: Path, database: str) -> None:
 
 def test_another_machine_takes_over_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its own clock: the lease has run out when the other's last sign of life has been the same for its length."""
-    from lit_project import sweep_study
-
     monkeypatch.chdir(tmp_path)
     write(tmp_path, n_trials=1)
     space = read_sweep(tmp_path / "s.yaml")
-    study = sweep_study.SharedStudy(space, "maximize", {})
+    study = SharedStudy(space, "maximize", {})
     asked = study.ask()
     assert asked is not None
     asked[0].set_user_attr("host", "far-away")
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
     study.take_over()
-    now += sweep_study.LEASE - 1
+    now += study.LEASE - 1
     asked[0].set_user_attr("alive", 5.0)
     study.take_over()
-    now += sweep_study.LEASE - 1
+    now += study.LEASE - 1
     study.take_over()
     assert study.any_running()
     now += 2
@@ -348,7 +368,7 @@ OPTIMIZER = {"choices": ["torch.optim.SGD", "torch.optim.AdamW"]}
         ({"parameters": {"a": {"low": 1}}}, "parameters.a has no high"),
         ({"parameters": {"a": RANGE | {"hihg": 1}}}, "parameters.a: there is no key 'hihg' here. Did you mean 'high'?"),
         ({"parameters": {"a": 3}}, "parameters.a is 3: give a range"),
-        ({"parameters": {"a": RANGE}, "fixed": {"a": 1}}, "a is searched under 'parameters' and set under 'fixed'"),
+        ({"parameters": {"a": RANGE}, "fixed": {"a": 1}}, "a is searched under 'parameters', and also fixed"),
         ({"parameters": {"a": RANGE | {"when": {"b": 1}}}}, "'when' names b, which is no parameter with choices above"),
         ({"parameters": {"o": OPTIMIZER, "a": RANGE | {"when": {"o": "Adam"}}}}, "'Adam', which is no choice of o"),
         ({"sampler": "grid"}, "sampler grid: model.optimizer.lr is continuous"),
@@ -377,7 +397,9 @@ def test_bad_input_before_anything_starts(tmp_path: Path, monkeypatch: pytest.Mo
         sweep.main(["--config=none.yaml"])
     file = write(tmp_path, n_trials=1, storage="mysql://user:secret@host/db")
     with pytest.raises(InputError, match=r"storage is mysql://user:\*\*\*@host/db: give postgresql://"):
-        open_storage(read_sweep(file))
+        connect(read_sweep(file))
+    with pytest.raises(InputError, match=r"model\.optimizer\.lr is searched under 'parameters', and also fixed"):
+        sweep.main([f"--config={file}", "--model.optimizer.lr", "0.1"])
     with pytest.raises(InputError, match="stray is neither an option of sweep nor a --key=value of fit"):
         sweep.main([f"--config={file}", "stray"])
     for config, message in (
@@ -386,7 +408,7 @@ def test_bad_input_before_anything_starts(tmp_path: Path, monkeypatch: pytest.Mo
         ({"loggers": {"csv": {"class_path": "C"}}, "callbacks": {"best": None}}, r"callbacks\.best monitors no metric"),
     ):
         with pytest.raises(InputError, match=message):
-            sweep.objective(read_sweep(file), config)
+            sweep.objective(config)
     monkeypatch.setattr(sweep, "find_spec", lambda name: None if name == "cmaes" else name)
     with pytest.raises(InputError, match="sweep needs cmaes, which is not installed: pip install 'optuna>=5' cmaes"):
         sweep.main([f"--config={file}"])
@@ -468,6 +490,25 @@ def test_every_sampler_searches_and_is_repeatable(tmp_path: Path, sampler: str) 
     assert len(set(found[0])) == 27, "a grid has each of its points, and nothing is tried twice"
     assert study.best_params["b"] == 2
     assert abs(study.best_params["a"] - 0.5) < 0.2
+
+
+@pytest.mark.parametrize(("pruner", "fewest", "most"), [("none", 0, 0), ("median", 5, 20), ("hyperband", 5, 20)])
+def test_every_pruner_ends_trials_but_not_the_best(tmp_path: Path, pruner: str, fewest: int, most: int) -> None:
+    read = read_sweep(write(tmp_path, n_trials=24, pruner=pruner, sampler="random"))
+    study = optuna.create_study(study_name="s", direction="maximize", pruner=read.make_pruner(9))
+    for number in range(24):
+        trial = study.ask()
+        study.sampler = read.make_sampler(number)
+        value = read.suggest(trial)["model.optimizer.lr"]
+        for step in range(9):
+            trial.report(value, step)
+            if trial.should_prune():
+                study.tell(trial, state=TrialState.PRUNED)
+                break
+        else:
+            study.tell(trial, value)
+    assert fewest <= sum(trial.state == TrialState.PRUNED for trial in study.trials) <= most
+    assert study.best_value == max(trial.params["model.optimizer.lr"] for trial in study.trials)
 
 
 # ---- W&B
