@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -247,7 +247,7 @@ class Run:
 
     def ended(self) -> bool:
         """Report what is new to the study, end a trial that is not worth going on with; true if the process is gone."""
-        import optuna
+        from optuna.exceptions import UpdateFinishedTrialError
 
         status = self.process.poll()
         values = self.logged()  # after the status, so that nothing is missing once it has ended
@@ -261,7 +261,7 @@ class Run:
                 if status is None and self.trial.should_prune():
                     self.pruned = True
                     self.end()
-        except optuna.exceptions.UpdateFinishedTrialError:  # taken for dead, such as while this machine was asleep
+        except UpdateFinishedTrialError:  # taken for dead, such as while this machine was asleep
             self.lost = True
             self.end()
         if status is None and self.told_to_end and time.monotonic() - self.told_to_end > PATIENCE:
@@ -270,6 +270,7 @@ class Run:
 
     def record(self) -> None:
         """Tell the study how the trial went."""
+        from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
         values = [value for value in self.logged() if math.isfinite(value)]
@@ -286,7 +287,8 @@ class Run:
             self.study.tell(self.trial.number, state=TrialState.PRUNED)
             outcome = f"pruned after {self.number_reported} validations"
         elif error:
-            self.trial.set_user_attr("error", error)
+            with suppress(UpdateFinishedTrialError):
+                self.trial.set_user_attr("error", error)
             self.study.tell(self.trial.number, state=TrialState.FAIL)
             outcome = f"failed: {error}"
         else:
