@@ -90,17 +90,17 @@ class SharedStudy:
             return None
         trial = self.optuna.ask()
         trial.set_user_attr("host", socket.gethostname())
-        if "retry_of" not in trial.user_attrs:
-            # two processes may have counted at the same time: the order of the numbers tells which was one too many
-            rank = sum(
-                other.number < trial.number and not other.user_attrs.keys() & {"retry_of", "surplus"}
-                for other in self.optuna.get_trials(deepcopy=False)
-            )
-            if rank >= self.sweep.n_trials:
-                trial.set_user_attr("surplus", True)
-                self.optuna.tell(trial, state=TrialState.FAIL)
-                return None
-            self.optuna.sampler = self.sweep.make_sampler(rank)
+        first = trial.user_attrs.get("first", trial.number)
+        rank = sum(
+            other.number < first and not other.user_attrs.keys() & {"retry_of", "surplus"}
+            for other in self.optuna.get_trials(deepcopy=False)
+        )
+        # two processes may have counted at the same time: the order of the numbers tells which was one too many
+        if rank >= self.sweep.n_trials:
+            trial.set_user_attr("surplus", True)
+            self.optuna.tell(trial, state=TrialState.FAIL)
+            return None
+        self.optuna.sampler = self.sweep.make_sampler(rank)
         return trial, self.sweep.suggest(trial)
 
     def lease(self, trial: optuna.Trial) -> tuple[Path, int]:
@@ -148,7 +148,7 @@ class SharedStudy:
                     state=TrialState.WAITING,
                     params=trial.params,
                     distributions=trial.distributions,
-                    user_attrs=attributes | {"retry_of": trial.number},
+                    user_attrs={"first": trial.number} | attributes | {"retry_of": trial.number},
                 )
             )
 

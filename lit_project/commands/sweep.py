@@ -357,7 +357,8 @@ def report(sweep: "Sweep", study: "SharedStudy", metric: str) -> int:
     from optuna.trial import TrialState
 
     trials = study.trials()
-    print(f"\n{table(trials, metric)}\n")
+    shown = table(trials, metric)
+    print(f"\n{shown}\n")
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
     errors = [trial.user_attrs.get("error", "it was killed") for trial in trials if trial.state == TrialState.FAIL]
     if trials and len(errors) == len(trials):
@@ -373,7 +374,7 @@ def report(sweep: "Sweep", study: "SharedStudy", metric: str) -> int:
     head += "".join(f"#   {key}: {value}\n" for key, value in best.params.items())
     file.write_text(head + config)
     page = sweep.path / "report.html"
-    page.write_text(html(sweep.name, study.optuna, metric), encoding="utf-8")
+    page.write_text(html(sweep.name, study.optuna, metric, shown), encoding="utf-8")
     print(f"Best: trial {best.number}, {metric} {best.value:.4g}. Plots: {_relative(page)}")
     print(f"Train with its config: {_relative(Path(sys.executable))} -m lit_project.cli fit --config {_relative(file)}")
     return 0
@@ -396,8 +397,11 @@ def table(trials: "list[optuna.trial.FrozenTrial]", metric: str) -> str:
     )
 
 
-def html(name: str, study: "optuna.Study", metric: str) -> str:
-    """A page of its own with Optuna's plots: history, importance, each key's values, and the course of each trial."""
+def html(name: str, study: "optuna.Study", metric: str, trials: str) -> str:
+    """A page of its own: the table of the trials, and Optuna's plots.
+
+    History, the keys' importance (PED-ANOVA, https://arxiv.org/abs/2304.10255), their values, each trial's course.
+    """
     import warnings
     from html import escape
 
@@ -419,24 +423,18 @@ def html(name: str, study: "optuna.Study", metric: str) -> str:
     for title, draw in drawn.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the plots are experimental
-            try:
-                draw()
-                image = io.StringIO()
-                plt.gcf().savefig(image, format="svg", bbox_inches="tight")
-                part = image.getvalue().partition("<svg")
-                parts.append(f"<h2>{title}</h2>\n{part[1]}{part[2]}")
-            except (ValueError, RuntimeError) as error:  # too few trials, or all of one value
-                parts.append(f"<h2>{title}</h2>\n<p>{escape(str(error))}</p>")
-            finally:
-                plt.close("all")
+            draw()
+        image = io.StringIO()
+        plt.gcf().savefig(image, format="svg", bbox_inches="tight")
+        plt.close("all")
+        _, start, rest = image.getvalue().partition("<svg")
+        parts.append(f"<h2>{title}</h2>\n{start}{rest}")
     style = "body{font:16px sans-serif;max-width:60rem;margin:auto;padding:1rem}svg{max-width:100%;height:auto}"
     style += "pre{overflow-x:auto}"
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(name)}</title>\n'
         f'<meta name="viewport" content="width=device-width"><style>{style}</style></head>\n'
-        f"<body><h1>Sweep {escape(name)}</h1>\n<pre>{escape(table(study.get_trials(deepcopy=False), metric))}</pre>\n"
-        + "\n".join(parts)
-        + "</body></html>\n"
+        f"<body><h1>Sweep {escape(name)}</h1>\n<pre>{escape(trials)}</pre>\n" + "\n".join(parts) + "</body></html>\n"
     )
 
 

@@ -558,15 +558,12 @@ def test_the_report_is_one_file_with_its_plots(tmp_path: Path) -> None:
         value = trial.suggest_float("model.optimizer.lr", 0.0, 1.0) + 0 * trial.suggest_float("a<b", 0.0, 1.0)
         trial.report(value, 0)
         study.tell(trial, value) if number else study.tell(trial, state=TrialState.FAIL)
-    page = sweep.html("s", study, "val/acc")
+    page = sweep.html("s", study, "val/acc", sweep.table(study.trials, "val/acc"))
     assert page.count("<svg") == 4
     assert page.count("<?xml") == page.count("<script") == 0
     assert "a&lt;b" in page
     links = re.findall(r'(?:src|href)="([^#"][^"]*)"', page)
     assert all(link.startswith("data:") for link in links), "it needs no other file"
-    first = optuna.create_study()
-    first.tell(first.ask(), 1.0)
-    assert "<p>" in sweep.html("s", first, "val/acc"), "too few trials for some of them"
 
 
 # ---- the real fit
@@ -578,9 +575,8 @@ def test_the_command_of_the_exported_sweep_runs(run_cli: RunCLI, tmp_path: Path)
     """Filled in as W&B's agent does it, by the agent's own functions."""
     from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
-    fixed = TINY_FIXED | {"loggers.wandb.project": "p"}
     space = {"model.optimizer.lr": RANGE, "model.optimizer": OPTIMIZER, "model.compile": {"choices": [False]}}
-    write(tmp_path, n_trials=1, parameters=space, fixed=fixed)
+    write(tmp_path, n_trials=1, parameters=space, fixed=TINY_FIXED)
     assert "wandb sweep --project" in run_cli("sweep", "--config=s.yaml", "--export-wandb=w.yaml").stdout
     exported = yaml.safe_load((tmp_path / "w.yaml").read_text())
     values = {"model.optimizer.lr": 0.25, "model.optimizer": "torch.optim.AdamW", "model.compile": "false"}
