@@ -16,7 +16,13 @@ from lit_project.checkpoints import read_checkpoint
 from lit_project.cli import CONFIGS
 from lit_project.data import CIFAR10
 
-FILES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml"))
+PARTS = yaml.safe_load((CONFIGS / "default.yaml").read_text()).keys()
+#: Those of ``fit``; a command may have files of its own kind.
+FILES = sorted(
+    path.relative_to(CONFIGS).as_posix()
+    for path in CONFIGS.rglob("*.yaml")
+    if yaml.safe_load(path.read_text()).keys() & PARTS
+)
 #: Have a test of what they do below, and run there.
 OWN_TEST = {f"trainer/{name}.yaml" for name in ("debug", "deterministic", "multi_node", "overfit", "profile")}
 SHORT = ["--trainer.max_epochs=1", "--trainer.enable_model_summary=false"]

@@ -1,0 +1,449 @@
+"""Search config keys for the best metric: each trial is a fit of its own, and a killed sweep goes on.
+
+The file given with --config says which keys are searched and how; configs/sweeps/lr_wd.yaml explains each of its
+settings. Options of fit may follow and hold for every trial. A trial is a process of its own with a folder of its own,
+so a crash or a lack of memory costs that trial alone; it is recorded with its error, and the sweep goes on.
+
+The same command goes on with a sweep that was stopped or killed, from the last checkpoints of the trials that ran, and
+helps with one that is running. At the end, the sweep's folder has best.yaml for fit --config, and report.html.
+"""
+
+import argparse
+import csv
+import io
+import math
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lit_project.errors import InputError
+
+if TYPE_CHECKING:
+    import optuna
+
+    from lit_project.sweep_space import Sweep
+    from lit_project.sweep_study import SharedStudy
+
+FIT = [sys.executable, "-m", "lit_project.cli", "fit"]
+#: Seconds that a fit has to write its last checkpoint when it is told to end.
+PATIENCE = 60.0
+
+
+def main(argv: list[str]) -> int:
+    """Exit status 0; 1 if all trials failed, 130 after an interruption."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_project.cli sweep",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", type=Path, required=True, help="The sweep's YAML file.")
+    parser.add_argument("--name", help="Another name for the study and its folder than the file's.")
+    parser.add_argument("--new", action="store_true", help="Begin a new study beside the one there is.")
+    parser.add_argument("--export-wandb", type=Path, metavar="FILE", help="Write the same as a W&B sweep, and end.")
+    arguments, options = parser.parse_known_args(argv)
+
+    from lit_project.sweep_space import check_samplers, read_sweep
+
+    sweep = read_sweep(arguments.config, fit_options(options))
+    sweep.name = arguments.name or sweep.name
+    if arguments.export_wandb is not None:
+        exported = sweep.for_wandb(*objective(check_space(sweep)))
+        return export(exported, arguments.export_wandb)
+    require_packages()
+
+    import optuna
+
+    from lit_project.sweep_study import SharedStudy, connect, new_name
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    check_samplers(sweep)
+    database = connect(sweep)  # before what takes longer, so that an error comes at once
+    config = check_space(sweep)
+    metric, direction = objective(config)
+    command = [_relative(Path(sys.executable)), *(word for word in sys.orig_argv[1:] if word != "--new")]
+    if arguments.new:
+        sweep.name = new_name(sweep, database)
+        command += ["--name", sweep.name]
+        print(f"New study {sweep.name}; to go on with it: {shlex.join(command)}")
+    study = SharedStudy(sweep, direction, config, database)
+    goes_on = f"The same command goes on: {shlex.join(command)}"
+    try:
+        interrupted = search(sweep, study, metric)
+    except optuna.exceptions.StorageInternalError as error:
+        raise InputError(f"The storage does not answer: {error}\n{goes_on}") from error
+    if interrupted:
+        done = sum(trial.state.is_finished() for trial in study.trials())
+        print(f"\nInterrupted after {done} of {sweep.n_trials} trials. {goes_on}")
+        return 130
+    return report(sweep, study, metric)
+
+
+# ---- before anything starts
+
+
+def fit_options(options: list[str]) -> dict[str, str]:
+    """``--key=value`` and ``--key value`` as a dict.
+
+    Raises:
+        InputError: something else.
+    """
+    found, waiting = {}, list(options)
+    while waiting:
+        key, equals, value = waiting.pop(0).partition("=")
+        if not key.startswith("--") or not (equals or waiting):
+            raise InputError(f"{key} is neither an option of sweep nor a --key=value of fit.")
+        found[key[2:]] = value if equals else waiting.pop(0)
+    return found
+
+
+def require_packages() -> None:
+    """Refuse to begin without the packages of the extra.
+
+    Raises:
+        InputError: one is not installed.
+    """
+    if missing := [name for name in ("optuna", "cmaes", "scipy", "matplotlib") if find_spec(name) is None]:
+        raise InputError(
+            f"sweep needs {missing[0]}, which is not installed: pip install 'optuna>=5' cmaes scipy matplotlib"
+        )
+
+
+def check_space(sweep: "Sweep") -> dict[str, Any]:
+    """Have ``fit`` read the options of trials that together have all keys, classes and names of the space.
+
+    Returns:
+        The resolved config of one of them.
+
+    Raises:
+        InputError: what ``fit`` says of a key or value that it does not know.
+    """
+    import yaml
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        printed = list(pool.map(lambda values: resolved(sweep.options(values)), sweep.examples()))
+    return yaml.safe_load(printed[0])
+
+
+def resolved(options: list[str]) -> str:
+    """The whole config, as YAML, that ``fit`` would run with ``options``."""
+    done = subprocess.run([*FIT, *options, "--print_config"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        raise InputError(f"fit does not take the options of a trial: {error_in(done.stderr)}")
+    return done.stdout
+
+
+def error_in(output: str) -> str:
+    """The message at the end of what ``fit`` has written, or else its last line."""
+    _, found, message = f"\n{output}".rpartition("\nerror: ")
+    if found:
+        return message.split("\nAll options: ")[0].strip()
+    return (output.strip().splitlines() or ["it has written nothing"])[-1]
+
+
+def objective(config: dict[str, Any]) -> tuple[str, str]:
+    """The metric and its direction: what the best checkpoint is chosen by.
+
+    Raises:
+        InputError: there is neither; the metrics would not be written to where they are read from.
+    """
+    loggers, trainer = config.get("loggers") or {}, config.get("trainer") or {}
+    if not (loggers.get("csv") and trainer.get("logger") in (None, True)):
+        raise InputError("A sweep reads what the CSV logger writes: leave loggers.csv and trainer.logger as they are.")
+    best = ((config.get("callbacks") or {}).get("best") or {}).get("init_args") or {}
+    if not best.get("monitor"):
+        raise InputError("callbacks.best monitors no metric, so a sweep does not know what is best: set its monitor.")
+    return best["monitor"], "minimize" if best.get("mode", "min") == "min" else "maximize"
+
+
+def export(wandb: dict[str, Any], file: Path) -> int:
+    """Write W&B's sweep and say how it is started."""
+    import yaml
+
+    file.write_text(yaml.safe_dump(wandb, sort_keys=False))
+    if "early_terminate" not in wandb:
+        print("No trial will be stopped early: of the pruners, W&B has hyperband only.")
+    print(f"{file} is written. Start it: wandb sweep --project PROJECT {file}, then run the agent that it names.")
+    return 0
+
+
+# ---- trials
+
+
+class Run:
+    """A trial's fit in a process of its own, and what it has logged so far.
+
+    Args:
+        study: the study.
+        trial: the trial.
+        values: what is searched, by key.
+        metric: the column of ``metrics.csv`` that counts.
+        slot: which of the sweep's workers it is, from 0 on.
+    """
+
+    def __init__(
+        self, study: "SharedStudy", trial: "optuna.Trial", values: dict[str, Any], metric: str, slot: int
+    ) -> None:
+        self.study, self.trial, self.metric, self.slot = study, trial, metric, slot
+        self.folder, self.lease = study.lease(trial)
+        self.number_reported = 0
+        self.beaten = time.monotonic()
+        self.pruned = self.lost = False
+        self.told_to_end: float | None = None
+        runs = self._runs()
+        checkpoints = [path for run in runs if (path := run / "checkpoints" / "last.ckpt").is_file()]
+        #: Run folders of an earlier process of this trial that left no checkpoint.
+        self.abandoned = set() if checkpoints else set(runs)
+        command = [*FIT, *study.sweep.options(values), f"--trainer.default_root_dir={self.folder}"]
+        command += [f"--ckpt_path={checkpoints[-1]}"] if checkpoints else []
+        with (self.folder / "output.txt").open("wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environment(),
+                start_new_session=True,  # Ctrl-C is for the sweep, which tells its trials
+                pass_fds=[self.lease],  # the lease is held until the last of both has ended
+            )
+        shown = ", ".join(f"{key.rsplit('.', 1)[-1]} {_short(value)}" for key, value in values.items())
+        print(f"trial {trial.number}: {'goes on' if checkpoints else 'begins'}, {shown}", flush=True)
+
+    def _environment(self) -> dict[str, str]:
+        sweep = self.study.sweep
+        environment = dict(os.environ)
+        if sweep.n_workers > 1:  # else each would use all cores
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // sweep.n_workers)))
+        if sweep.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = str(sweep.gpus[self.slot % len(sweep.gpus)])
+        return environment
+
+    def _runs(self) -> list[Path]:
+        return sorted(self.folder.glob("fit-*"))
+
+    def logged(self) -> list[float]:
+        """The metric at each validation so far."""
+        runs = [run for run in self._runs() if run not in self.abandoned]
+        file = runs[-1] / "csv" / "metrics.csv" if runs else None
+        if file is None or not file.is_file():
+            return []
+        whole_lines = file.read_text().rpartition("\n")[0]
+        return [float(row[self.metric]) for row in csv.DictReader(io.StringIO(whole_lines)) if row.get(self.metric)]
+
+    def end(self) -> None:
+        """Tell the process to end in order, if it has not been told."""
+        if self.told_to_end is None:
+            self.told_to_end = time.monotonic()
+            self.process.terminate()
+
+    def ended(self) -> bool:
+        """Report what is new to the study, end a trial that is not worth going on with; true if the process is gone."""
+        from optuna.exceptions import UpdateFinishedTrialError
+
+        status = self.process.poll()
+        values = self.logged()  # after the status, so that nothing is missing once it has ended
+        try:
+            if time.monotonic() - self.beaten > self.study.BEAT:
+                self.beaten = time.monotonic()
+                self.trial.set_user_attr("alive", time.time())
+            while self.number_reported < len(values) and not (self.pruned or self.lost):
+                self.trial.report(values[self.number_reported], self.number_reported)
+                self.number_reported += 1
+                if status is None and self.trial.should_prune():
+                    self.pruned = True
+                    self.end()
+        except UpdateFinishedTrialError:  # taken for dead, such as while this machine was asleep
+            self.lost = True
+            self.end()
+        if status is None and self.told_to_end and time.monotonic() - self.told_to_end > PATIENCE:
+            self.process.kill()
+        return status is not None
+
+    def record(self) -> None:
+        """Tell the study how the trial went."""
+        from optuna.exceptions import UpdateFinishedTrialError
+        from optuna.trial import TrialState
+
+        values = [value for value in self.logged() if math.isfinite(value)]
+        error = None
+        if self.process.returncode:
+            error = error_in((self.folder / "output.txt").read_text(errors="replace"))
+            if self.process.returncode < 0:
+                error = f"ended by {signal.Signals(-self.process.returncode).name}; its last line: {error}"
+        elif not values:
+            error = f"{self.metric} was never logged, or never a finite number"
+        if self.lost:
+            outcome = "ended here, as it has been taken over elsewhere"
+        elif self.pruned and error:
+            self.study.tell(self.trial.number, state=TrialState.PRUNED)
+            outcome = f"pruned after {self.number_reported} validations"
+        elif error:
+            with suppress(UpdateFinishedTrialError):
+                self.trial.set_user_attr("error", error)
+            self.study.tell(self.trial.number, state=TrialState.FAIL)
+            outcome = f"failed: {error}"
+        else:
+            best = max(values) if self.study.optuna.direction.name == "MAXIMIZE" else min(values)
+            self.study.tell(self.trial.number, best)
+            outcome = f"{self.metric} {best:.4g}"
+        print(f"trial {self.trial.number}: {outcome}", flush=True)
+        os.close(self.lease)
+
+
+def search(sweep: "Sweep", study: "SharedStudy", metric: str) -> bool:
+    """Run trials, as many at a time as there are workers, until all are done; true if a signal came before.
+
+    What runs at a signal ends in order. Nobody holds the leases of these trials then, so that whoever goes on with the
+    sweep takes them over.
+    """
+    start = time.monotonic()
+    looked = -math.inf
+    running: list[Run] = []
+    with signals() as received:
+        try:
+            while not received:
+                in_time = sweep.timeout is None or time.monotonic() - start < sweep.timeout * 60
+                if time.monotonic() - looked > 1:  # a database need not be asked more often
+                    looked = time.monotonic()
+                    study.take_over()
+                    for slot in {*range(sweep.n_workers)} - {run.slot for run in running}:
+                        if in_time and (asked := study.ask()):
+                            running.append(Run(study, *asked, metric, slot))
+                    if not running and not (in_time and study.any_running()):
+                        return False
+                for run in [run for run in running if run.ended()]:
+                    running.remove(run)
+                    run.record()
+                    looked = -math.inf
+                time.sleep(0.1)
+        finally:
+            for run in running:
+                run.end()
+            while any(run.process.poll() is None for run in running):
+                if len(received) > 1 or time.monotonic() - min(run.told_to_end or 0 for run in running) > PATIENCE:
+                    for run in running:
+                        run.process.kill()
+                time.sleep(0.1)
+    return True
+
+
+@contextmanager
+def signals() -> Iterator[list[int]]:
+    """Collect Ctrl-C, a scheduler's SIGTERM and the end of a terminal: none may strike in the middle of a record."""
+    received: list[int] = []
+    kinds = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {kind: signal.signal(kind, lambda number, frame: received.append(number)) for kind in kinds}
+    try:
+        yield received
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+# ---- at the end
+
+
+def report(sweep: "Sweep", study: "SharedStudy", metric: str) -> int:
+    """Print the trials, write the best config and the plots; the exit status."""
+    from optuna.trial import TrialState
+
+    trials = study.trials()
+    shown = table(trials, metric)
+    print(f"\n{shown}\n")
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    errors = [trial.user_attrs.get("error", "it was killed") for trial in trials if trial.state == TrialState.FAIL]
+    if trials and len(errors) == len(trials):
+        print(f"error: all {len(trials)} trials failed, the first with: {errors[0]}", file=sys.stderr)
+        return 1
+    if not complete:
+        print("No trial has come to its end, so there is no best one yet.")
+        return 0
+    best = study.optuna.best_trial
+    file = sweep.path / "best.yaml"
+    config = resolved(sweep.options(best.params))
+    head = f"# Trial {best.number} of the sweep {sweep.name}: {metric} {best.value:.6g}, with\n"
+    head += "".join(f"#   {key}: {value}\n" for key, value in best.params.items())
+    file.write_text(head + config)
+    page = sweep.path / "report.html"
+    page.write_text(html(sweep.name, study.optuna, metric, shown), encoding="utf-8")
+    print(f"Best: trial {best.number}, {metric} {best.value:.4g}. Plots: {_relative(page)}")
+    print(f"Train with its config: {_relative(Path(sys.executable))} -m lit_project.cli fit --config {_relative(file)}")
+    return 0
+
+
+def table(trials: "list[optuna.trial.FrozenTrial]", metric: str) -> str:
+    """A line for each trial, in columns."""
+    keys = list(dict.fromkeys(key for trial in trials for key in trial.params))
+    rows = [["trial", "state", metric, *(key.rsplit(".", 1)[-1] for key in keys), "time", ""]]
+    for trial in trials:
+        state = {"FAIL": "failed"}.get(trial.state.name, trial.state.name.lower())
+        value = "" if trial.value is None else f"{trial.value:.4g}"
+        seconds = "" if trial.duration is None else f"{trial.duration.total_seconds():.0f} s"
+        error = trial.user_attrs.get("error", "").splitlines()[:1]
+        shown = [_short(trial.params[key]) if key in trial.params else "" for key in keys]
+        rows.append([str(trial.number), state, value, *shown, seconds, *(error or [""])])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)] + [0]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def html(name: str, study: "optuna.Study", metric: str, trials: str) -> str:
+    """A page of its own: the table of the trials, and Optuna's plots.
+
+    History, the keys' importance (PED-ANOVA, https://arxiv.org/abs/2304.10255), their values, each trial's course.
+    """
+    import warnings
+    from html import escape
+
+    import matplotlib as mpl
+
+    mpl.use("agg")  # needs no display
+    import optuna
+    from matplotlib import pyplot as plt
+    from optuna.visualization import matplotlib as plots
+
+    importance = optuna.importance.PedAnovaImportanceEvaluator()
+    drawn: dict[str, Callable[[], object]] = {
+        "History": lambda: plots.plot_optimization_history(study, target_name=metric),
+        "Importance": lambda: plots.plot_param_importances(study, evaluator=importance, target_name=metric),
+        "Values": lambda: plots.plot_slice(study, target_name=metric),
+        "Trials, validation by validation": lambda: plots.plot_intermediate_values(study),
+    }
+    parts = []
+    for title, draw in drawn.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the plots are experimental
+            draw()
+        image = io.StringIO()
+        plt.gcf().savefig(image, format="svg", bbox_inches="tight")
+        plt.close("all")
+        _, start, rest = image.getvalue().partition("<svg")
+        parts.append(f"<h2>{title}</h2>\n{start}{rest}")
+    style = "body{font:16px sans-serif;max-width:60rem;margin:auto;padding:1rem}svg{max-width:100%;height:auto}"
+    style += "pre{overflow-x:auto}"
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(name)}</title>\n'
+        f'<meta name="viewport" content="width=device-width"><style>{style}</style></head>\n'
+        f"<body><h1>Sweep {escape(name)}</h1>\n<pre>{escape(trials)}</pre>\n" + "\n".join(parts) + "</body></html>\n"
+    )
+
+
+def _short(value: Any) -> str:
+    """A value in as few characters as tell it: a class without its module."""
+    if isinstance(value, str):
+        return value if value.startswith("{") else value.rsplit(".", 1)[-1]
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _relative(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
