@@ -135,14 +135,15 @@ class ImageClassifier(L.LightningModule):
 
     # ---- what another task overrides; see docs/another_task.md
 
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of a batch, a scalar; ``self.training`` tells training from evaluation.
+    def loss(self, logits: Tensor, targets: Tensor, training: bool) -> Tensor:
+        """The mean loss of a batch, a scalar.
 
         Args:
             logits: float32 ``[B, num_classes]``.
             targets: int64 ``[B]``, or float32 ``[B, num_classes]`` when mixed.
+            training: whether it is what is minimised, or a score in validation and test.
         """
-        if not self.training:  # neither smoothed nor weighted, so that it compares across runs with other losses
+        if not training:  # neither smoothed nor weighted, so that it compares across runs with other losses
             return F.cross_entropy(logits, targets)
         return F.cross_entropy(logits, targets, weight=self.loss_weight, label_smoothing=self.label_smoothing)
 
@@ -155,7 +156,7 @@ class ImageClassifier(L.LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, targets = batch
         logits = self(images)
-        loss = self.loss(logits, targets)
+        loss = self.loss(logits, targets, training=True)
         self.train_metrics.update(logits, targets, loss)
         if self._logs_this_step():
             self.log("train/loss_step", loss.detach(), prog_bar=True)
@@ -172,7 +173,7 @@ class ImageClassifier(L.LightningModule):
         return self._logits_over_views(batch[0]).softmax(dim=1)
 
     def _evaluate(self, logits: Tensor, targets: Tensor, metrics: EpochMetrics) -> None:
-        metrics.update(logits, targets, self.loss(logits, targets))
+        metrics.update(logits, targets, self.loss(logits, targets, training=False))
 
     def _logits_over_views(self, images: Tensor) -> Tensor:
         if self.test_time_augmentation == "none":
