@@ -103,7 +103,7 @@ def workplace(tmp_path: Path, tiny_run: Path) -> Path:
                 Image.fromarray(pixels).save(folder / f"{number}.png")
     shutil.copytree(tmp_path / "FOLDER" / "val" / "cats", tmp_path / "IMAGES")
     shutil.copytree(tiny_run, tmp_path / "RUN_FOLDER")
-    arrays = {"images": random.integers(0, 256, (60, 16, 24, 3), dtype=np.uint8), "targets": np.arange(60) % 2}
+    arrays = {"images": random.integers(0, 256, (300, 16, 24, 3), dtype=np.uint8), "targets": np.arange(300) % 2}
     np.savez(tmp_path / "images.npz", **arrays)
     return tmp_path
 
