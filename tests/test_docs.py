@@ -175,7 +175,7 @@ def test_from_pytorch(workplace: Path) -> None:
 def test_own_network(workplace: Path) -> None:
     pytest.importorskip("timm")
     run_page("own_network", workplace, short=True)
-    own, torchvision, timm, overfit = map(config, fits(workplace))
+    own, torchvision, timm, overfit, _ = map(config, fits(workplace))
     assert "width: 32" in own
     assert "torchvision.models.resnet18" in torchvision
     assert "timm_model" in timm

@@ -380,7 +380,8 @@ class ImageDataModule(L.LightningDataModule):
         if self.batch_size is None:
             count = len(self.splits["train"].targets) // world_size if "train" in self.splits else 4 * _BATCH_SIZE
             self.batch_size = min(_BATCH_SIZE, max(1, count // 4))
-            rank_zero_info(f"data.batch_size: {self.batch_size}.")
+            if self.batch_size < _BATCH_SIZE:
+                rank_zero_info(f"data.batch_size: {self.batch_size}, as there are only {count} training images.")
         dataset = BatchDataset(arrays, self.transforms if train else (), global_seed())
         if train and len(dataset) // world_size < self.batch_size:
             raise InputError(
