@@ -63,7 +63,7 @@ from lit_project.config_files import (
     read_yaml,
     replaced,
 )
-from lit_project.data import ImagesToPredict
+from lit_project.data import ImagesToPredict, Shapes10
 from lit_project.errors import InputError
 from lit_project.hardware import best_precision, keep_freed_memory
 from lit_project.out_of_memory import explain_out_of_memory
@@ -370,7 +370,7 @@ class CLI(LightningCLI):
         self.datamodule = ImagesToPredict(
             images=self.config.predict.images,
             preprocessing=preprocessing,
-            batch_size=getattr(self.datamodule, "batch_size", 128),
+            batch_size=getattr(self.datamodule, "batch_size", None) or 128,
         )
 
     def predict(self, **kwargs: Any) -> None:
@@ -400,11 +400,13 @@ class CLI(LightningCLI):
             print(f"\nLast checkpoint: {_short(checkpoint)} (there is no best, as no metric was monitored)")
         print(f"Run folder: {_short(self.run_dir)}\nNext:")
         command = f"{_short(Path(sys.executable))} -m {__package__}.cli"  # the interpreter that has the packages
-        for step, arguments in {
-            "test it": f"test --ckpt_path {_short(checkpoint)}",
-            "train on CIFAR-10": "fit --config configs/cifar10.yaml",
-            "train on your images": "fit --config configs/image_folder.yaml --data.root FOLDER",
-        }.items():
+        steps = {"test it": f"test --ckpt_path {_short(checkpoint)}"}
+        if isinstance(self.datamodule, Shapes10):
+            steps["train on CIFAR-10"] = "fit --config configs/cifar10.yaml"
+            steps["train on your images"] = "fit --config configs/image_folder.yaml --data.root FOLDER"
+        elif hasattr(self.datamodule, "preprocessing"):
+            steps["predict"] = f"predict --ckpt_path {_short(checkpoint)} --images IMAGES --output predictions.csv"
+        for step, arguments in steps.items():
             print(f"  {step + ':':22}{command} {arguments}")
 
     @rank_zero_only
@@ -544,6 +546,8 @@ def _quieten() -> None:
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda r: "💡" not in r.getMessage())
     # a batch is one gather from memory: workers would only slow it down
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    # each epoch's metrics are logged whatever the interval between steps
+    warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
     # a test does without the callbacks that wrote its checkpoint
     warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided.*")
     # the summary's size in MB is that of float32 weights, which mixed precision keeps

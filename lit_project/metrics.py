@@ -52,6 +52,9 @@ class MacroAUROC(MulticlassAUROC):
 class EpochMetrics(nn.Module):
     """Loss, accuracy, macro F1 and macro AUROC of one stage over one epoch.
 
+    ``scores.add_metrics`` adds more of torchmetrics'; each computes one scalar. A task other than telling classes apart
+    replaces ``scores`` and overrides ``predictions``.
+
     Under DDP the states of all ranks are combined when ``compute`` is called.
 
     Args:
@@ -79,16 +82,24 @@ class EpochMetrics(nn.Module):
         self._buffered = 0
 
     def update(self, logits: Tensor, targets: Tensor, loss: Tensor) -> None:
-        """Take one batch: ``logits`` ``[B, num_classes]``, ``targets`` int64 ``[B]``, ``loss`` their mean (scalar)."""
+        """Take one batch: ``logits`` and ``targets`` as the module's ``loss`` gets them, and the ``loss`` (scalar)."""
         self._buffer.append((logits.detach(), targets, loss.detach()))
         self._buffered += len(targets)
         if self._buffered >= self.buffer_size:
             self._flush()
 
+    def predictions(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """What the scores get of many batches: probabilities ``[N, num_classes]`` and classes, int64 ``[N]``."""
+        return F.softmax(logits, dim=1), targets if targets.ndim == 1 else targets.argmax(1)
+
     def compute(self) -> dict[str, Tensor]:
         """All values of the epoch so far, float32 scalars; forgets them, but not the confusions."""
         self._flush()
-        scores = {name: score.clamp(max=1.0) for name, score in self.scores.compute().items()}  # 1 + 1e-7 by rounding
+        # those that end at 1 come out as 1 + 1e-7 by rounding
+        scores = {
+            name: torch.where(score < 1.001, score.clamp(max=1.0), score)
+            for name, score in self.scores.compute().items()
+        }
         values = {f"{self.stage}/loss": self.loss.compute(), **scores}
         self.loss.reset()
         self.scores.reset()
@@ -145,12 +156,11 @@ class EpochMetrics(nn.Module):
         sizes = torch.tensor([len(batch) for batch in targets], dtype=torch.float32, device=losses[0].device)
         # autocast would compute these in half precision
         with torch.autocast(device_type=logits[0].device.type, enabled=False):
-            probabilities = F.softmax(torch.cat(logits).float(), dim=1)
-            all_targets = torch.cat(targets)
+            predictions, all_targets = self.predictions(torch.cat(logits).float(), torch.cat(targets))
             self.loss.update(torch.stack(losses).float(), sizes)
-            self.scores.update(probabilities, all_targets)
+            self.scores.update(predictions, all_targets)
             if self.confusion is not None:
-                self.confusion.update(probabilities, all_targets)
+                self.confusion.update(predictions, all_targets)
         self._buffer.clear()
         self._buffered = 0
 

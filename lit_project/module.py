@@ -99,9 +99,9 @@ class ImageClassifier(L.LightningModule):
         if gradient_checkpointing:
             checkpoint_blocks(self.network)
         # one object a stage, so that a validation in mid-epoch leaves the training metrics alone
-        self.train_metrics = EpochMetrics(num_classes, "train")
-        self.val_metrics = EpochMetrics(num_classes, "val")
-        self.test_metrics = EpochMetrics(num_classes, "test")
+        self.train_metrics = self.make_metrics("train")
+        self.val_metrics = self.make_metrics("val")
+        self.test_metrics = self.make_metrics("test")
         # not a buffer: an average of the weights pairs its buffers with those that there were before the data was known
         self.loss_weight: Tensor | None = None
         # the lengths, in a resumed checkpoint, of a schedule that spans the whole run
@@ -133,13 +133,31 @@ class ImageClassifier(L.LightningModule):
             # in place, so that the names in checkpoints stay those of the plain network
             self.network.compile(mode=None if self.compile_mode is True else self.compile_mode)
 
+    # ---- what another task overrides; see docs/another_task.md
+
+    def loss(self, logits: Tensor, targets: Tensor, training: bool) -> Tensor:
+        """The mean loss of a batch, a scalar.
+
+        Args:
+            logits: float32 ``[B, num_classes]``.
+            targets: int64 ``[B]``, or float32 ``[B, num_classes]`` when mixed.
+            training: whether it is what is minimised, or a score in validation and test.
+        """
+        if not training:  # neither smoothed nor weighted, so that it compares across runs with other losses
+            return F.cross_entropy(logits, targets)
+        return F.cross_entropy(logits, targets, weight=self.loss_weight, label_smoothing=self.label_smoothing)
+
+    def make_metrics(self, stage: str) -> EpochMetrics:
+        """The metrics of a stage: ``train``, ``val`` or ``test``. Called while the module is made."""
+        return EpochMetrics(self.num_classes, stage)
+
     # ---- steps: a batch is (images float32 [B, C, H, W], targets int64 [B], or float32 [B, num_classes] when mixed)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, targets = batch
         logits = self(images)
-        loss = F.cross_entropy(logits, targets, weight=self.loss_weight, label_smoothing=self.label_smoothing)
-        self.train_metrics.update(logits, targets if targets.ndim == 1 else targets.argmax(1), loss)
+        loss = self.loss(logits, targets, training=True)
+        self.train_metrics.update(logits, targets, loss)
         if self._logs_this_step():
             self.log("train/loss_step", loss.detach(), prog_bar=True)
         return loss
@@ -156,8 +174,7 @@ class ImageClassifier(L.LightningModule):
         return self._logits_over_views(batch[0]).softmax(dim=1)
 
     def _evaluate(self, logits: Tensor, targets: Tensor, metrics: EpochMetrics) -> Tensor:
-        # neither smoothed nor weighted, so that it compares across runs with other training losses
-        metrics.update(logits, targets, F.cross_entropy(logits, targets))
+        metrics.update(logits, targets, self.loss(logits, targets, training=False))
         return logits
 
     def _logits_over_views(self, images: Tensor) -> Tensor:
@@ -188,8 +205,9 @@ class ImageClassifier(L.LightningModule):
         self._log_epoch(self.val_metrics)
 
     def on_test_epoch_end(self) -> None:
-        #: int64 [num_classes, num_classes], rows true, columns predicted
-        self.confusion_matrix = self.test_metrics.confusion_matrix()
+        if self.test_metrics.confusion is not None:
+            #: int64 [num_classes, num_classes], rows true, columns predicted
+            self.confusion_matrix = self.test_metrics.confusion_matrix()
         self._log_epoch(self.test_metrics)
 
     def _log_epoch(self, metrics: EpochMetrics) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torchmetrics import SumMetric
 
 from lit_project.metrics import EpochMetrics, MacroAUROC
 
@@ -62,6 +63,25 @@ def test_an_absent_class_gives_no_warning_and_does_not_pull_auroc_down() -> None
         value = metric.compute().item()
     probabilities = logits.softmax(1)
     assert value == pytest.approx(sum(area_by_ranks(probabilities[:, c], targets == c) for c in range(3)) / 3, abs=1e-5)
+
+
+class Count(SumMetric):
+    """Twice the number of samples."""
+
+    def update(self, probabilities: Tensor, targets: Tensor) -> None:
+        super().update(torch.full(targets.shape, 2.0))
+
+
+def test_a_metric_that_is_added_is_reported_as_it_is_and_part_of_a_snapshot() -> None:
+    """Those that end at 1 are kept from exceeding it by rounding; others may be larger."""
+    metrics = EpochMetrics(4, "val")
+    metrics.scores.add_metrics({"count": Count()})
+    metrics.update(*batches([50])[0], torch.tensor(1.0))
+    metrics._flush()
+    resumed = EpochMetrics(4, "val")
+    resumed.scores.add_metrics({"count": Count()})
+    resumed.restore(metrics.snapshot())
+    assert metrics.compute()["val/count"] == resumed.compute()["val/count"] == 100
 
 
 def test_each_epoch_starts_from_nothing() -> None:

@@ -5,19 +5,25 @@ import shlex
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
-from conftest import cli, runs
+from conftest import cli, read_csv, runs
 from PIL import Image
 
 from lit_project import commands
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-COMMANDS = [
-    line.split("#")[0].split(None, 3)[3].strip()
-    for line in README.splitlines()
-    if line.startswith("python -m lit_project.cli ")
-]
+
+
+def commands_in(text: str) -> list[str]:
+    lines = [line for line in text.splitlines() if line.startswith("python -m lit_project.cli ")]
+    return [line.split("#")[0].split(None, 3)[3].strip() for line in lines]
+
+
+#: From a folder of images to predictions; run in this order, and to the end.
+OWN_IMAGES = commands_in(README.split("## Make it yours")[1].split("## ")[0])
+COMMANDS = [command for command in commands_in(README) if command not in OWN_IMAGES]
 #: Small enough for a test, whatever the command trains.
 SHORT = ["--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1", "--trainer.enable_model_summary=false"]
 
@@ -57,12 +63,32 @@ def test_command(workplace: Path, tiny_run: Path, command: str) -> None:
         assert "Run folder: runs/fit-" in done.stdout or "--print_config" in arguments
     elif arguments[0] in commands.names():  # what it does has tests of its own, which take less time
         assert f"usage: python -m lit_project.cli {arguments[0]} " in cli(workplace, *arguments, "--help").stdout
-    elif arguments[0] == "predict":
-        cli(workplace, *arguments)
-        assert len((workplace / "predictions.csv").read_text().splitlines()) == 201
     else:
         cli(workplace, *arguments)
         assert (runs(workplace, f"{arguments[0]}-*")[-1] / "csv" / "metrics.csv").is_file()
+
+
+def test_own_images_from_the_folder_to_predictions(tmp_path: Path) -> None:
+    """Ten images a class, of different sizes, and nothing else: with the clone and the installation, five commands."""
+    assert [command.split()[0] for command in OWN_IMAGES] == ["fit", "test", "predict"]
+    random = np.random.default_rng(0)
+    colours = {"berry": (170, 40, 80), "leaf": (60, 150, 40), "sky": (60, 120, 210)}
+    for name, colour in colours.items():
+        for number in range(12):
+            folder = tmp_path / "FOLDER" / name if number < 10 else tmp_path / "IMAGES"
+            folder.mkdir(parents=True, exist_ok=True)
+            noise = random.normal(0, 30, (60 + number, 90 - number, 3))
+            pixels = (np.array(colour) + noise).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"{name}-{number}.jpg")
+    fit, test, _ = (cli(tmp_path, *shlex.split(command)) for command in OWN_IMAGES)
+    assert "predict --ckpt_path runs/fit-" in fit.stdout
+    assert "Test, by class" in test.stdout
+    predictions = read_csv(tmp_path / "predictions.csv")
+    assert len(predictions) == 6
+    right = [Path(row["path"]).name.startswith(row["class"]) for row in predictions]
+    assert sum(right) >= 5, "colours are told apart even after few steps"
+    assert "Traceback" not in fit.stderr
+    assert "Warning" not in fit.stderr
 
 
 def test_files_it_names_exist() -> None:

@@ -40,6 +40,9 @@ SplitName = Literal["train", "val", "test"]
 SPLIT_NAMES: tuple[SplitName, ...] = ("train", "val", "test")
 Placement = Literal["auto", "device", "memory", "disk"]
 
+# where neither the user nor the number of images asks for less
+_BATCH_SIZE = 128
+
 # pixels that the mean and deviation are taken from: all of CIFAR-10, and of large images enough for three digits
 _STATISTICS_PIXELS = 2**26
 
@@ -95,7 +98,7 @@ class ImageDataModule(L.LightningDataModule):
     """Base class: splits, seeded loaders, batched augmentation and normalisation.
 
     Args:
-        batch_size: images a step on each device.
+        batch_size: images a step on each device. ``null``: 128, or a quarter of the training images if that is less.
         num_workers: loader processes on each device. ``null`` chooses: none while the data lies in memory, since a
             batch is then one gather and handing it to another process costs more than it saves; up to four where they
             read from disk or apply ``transforms``.
@@ -120,7 +123,7 @@ class ImageDataModule(L.LightningDataModule):
 
     def __init__(
         self,
-        batch_size: int = 128,
+        batch_size: int | None = 128,
         num_workers: int | None = None,
         val_fraction: float = 0.1,
         split_seed: int = 0,
@@ -130,8 +133,8 @@ class ImageDataModule(L.LightningDataModule):
         placement: Placement = "auto",
     ) -> None:
         super().__init__()
-        if batch_size < 1:
-            raise InputError(f"data.batch_size is {batch_size}: it must be at least 1.")
+        if batch_size is not None and batch_size < 1:
+            raise InputError(f"data.batch_size is {batch_size}: it must be at least 1, or null to choose.")
         if not 0.0 < val_fraction < 1.0:
             raise InputError(f"data.val_fraction is {val_fraction}: it must lie between 0 and 1.")
         if num_workers is not None and num_workers < 0:
@@ -185,7 +188,7 @@ class ImageDataModule(L.LightningDataModule):
     @property
     def class_counts(self) -> Tensor:
         """Number of training images of each class, int64 ``[num_classes]``. Known after ``setup``."""
-        return torch.bincount(self.splits["train"].targets, minlength=self.num_classes)
+        return self._counts("train")
 
     def sample_images(self, count: int) -> Tensor:
         """About ``count`` training images spread evenly, normalised: float32 ``[N, C, H, W]``."""
@@ -355,11 +358,17 @@ class ImageDataModule(L.LightningDataModule):
                 f"data.val_fraction is {self.val_fraction}, and {' and '.join(missing)} are both cut from the training "
                 "data: nothing would be left to train on. Choose less than 0.5."
             )
+        if targets.ndim == 2:  # each set of labels counts as a class
+            targets = torch.unique(targets, dim=0, return_inverse=True)[1]
         parts = stratified_split(targets, [self.val_fraction] * len(missing), self.split_seed)
         return dict(zip(["train", *missing], parts, strict=True))
 
+    def _counts(self, split: SplitName) -> Tensor:
+        targets = self.splits[split].targets
+        return targets.sum(0) if targets.ndim == 2 else torch.bincount(targets, minlength=self.num_classes)
+
     def _report(self, split: SplitName, where: str) -> None:
-        counts = torch.bincount(self.splits[split].targets.cpu(), minlength=self.num_classes)
+        counts = self._counts(split).cpu()
         if counts.sum() == 0:
             raise InputError(
                 f"There is no {split} image: no class has enough images for the {split} data to be cut from them. Add "
@@ -375,6 +384,11 @@ class ImageDataModule(L.LightningDataModule):
         rank, world_size = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
         arrays = self.splits[split]
         train = split == "train" and not self._overfitting
+        if self.batch_size is None:
+            count = len(self.splits["train"].targets) // world_size if "train" in self.splits else 4 * _BATCH_SIZE
+            self.batch_size = min(_BATCH_SIZE, max(1, count // 4))
+            if self.batch_size < _BATCH_SIZE:
+                rank_zero_info(f"data.batch_size: {self.batch_size}, as there are only {count} training images.")
         dataset = BatchDataset(arrays, self.transforms if train else (), global_seed())
         if train and len(dataset) // world_size < self.batch_size:
             raise InputError(

@@ -18,6 +18,7 @@ Batch = tuple[Tensor, Tensor, Tensor]
 class Arrays(NamedTuple):
     """One split: ``images`` uint8 ``[M, H, W, C]`` and ``targets`` int64 ``[N]``, values ``0..num_classes - 1``.
 
+    Where an image may have several labels, ``targets`` is int64 ``[N, num_classes]``: 1 for each it has, else 0.
     ``rows``, int64 ``[N]``, says which images belong to it; ``None``: all of them, in order.
     """
 

@@ -170,6 +170,38 @@ def test_the_split_does_not_follow_the_global_seed(monkeypatch: pytest.MonkeyPat
     assert numbers(first.splits["val"].images) != numbers(third.splits["val"].images)
 
 
+class TwoLabels(Numbered):
+    """Each image has the first label or not, and one in five the second beside it."""
+
+    class_names = ["a", "b"]
+
+    def load(self, split: SplitName) -> Arrays:
+        arrays = super().load(split)
+        counted = torch.arange(len(arrays.targets))
+        return arrays._replace(targets=torch.stack([counted % 2, (counted % 5 == 0).long()], dim=1))
+
+
+def test_several_labels_an_image_are_split_by_their_combination_and_counted_each():
+    data = TwoLabels({"train": 100}, val_fraction=0.2)
+    data.setup("fit")
+    data.setup("test")
+    for split, size in (("train", 60), ("val", 20), ("test", 20)):
+        targets = data.splits[split].targets
+        assert targets.shape == (size, 2)
+        assert targets.sum(0).tolist() == [size // 2, size // 5]
+        assert (targets.sum(1) == 2).sum() == size // 10
+    assert data.class_counts.tolist() == [30, 12]
+
+
+@pytest.mark.parametrize(("images", "world_size", "expected"), [(40, 1, 10), (40, 2, 5), (3, 1, 1), (1000, 1, 128)])
+def test_a_batch_size_of_none_leaves_several_batches_of_few_images(images: int, world_size: int, expected: int):
+    data = Numbered({"train": images, "val": 9, "test": 9}, batch_size=None)
+    data.setup("fit")
+    data.trainer = trainer(world_size=world_size)
+    assert data.train_dataloader().batch_size == expected
+    assert data.val_dataloader().batch_size == expected
+
+
 def test_class_counts_are_those_of_the_training_split():
     data = Numbered({"train": 100, "val": 20, "test": 20})
     data.setup("fit")
