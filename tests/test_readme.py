@@ -11,10 +11,9 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+PROGRAM = "python -m lit_project.cli "
 COMMANDS = [
-    line.split("#")[0].split(None, 3)[3].strip()
-    for line in README.splitlines()
-    if line.startswith("python -m lit_project.cli ")
+    line.split("#")[0].removeprefix(PROGRAM).strip() for line in README.splitlines() if line.startswith(PROGRAM)
 ]
 #: Small enough for a test, whatever the command trains.
 SHORT = ["--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1", "--trainer.enable_model_summary=false"]
@@ -46,7 +45,8 @@ def test_command(workplace: Path, tiny_run: Path, command: str) -> None:
     arguments = shlex.split(command)
     shutil.copytree(tiny_run, workplace / "runs" / tiny_run.name, dirs_exist_ok=True)
     if "configs/cifar10.yaml" in arguments:  # needs a download, and the GPU config a GPU: as far as one can go here
-        assert "class_path: lit_project.data.CIFAR10" in cli(workplace, *arguments, "--print_config").stdout
+        printed = cli(workplace, *arguments, "--print_config").stdout
+        assert "class_path: lit_project.data.CIFAR10" in printed
     elif arguments[0] == "fit":
         # a run cannot go on with fewer batches than it had; the finished run is short as it is
         short = SHORT if not {"--print_config", "--ckpt_path"} & {*arguments} else []
