@@ -109,22 +109,23 @@ def without_parts(text: str, kept: set[str]) -> str:
     """Drop the blocks and lines of parts that are not ``kept``, and the marks of all."""
     lines: list[str] = []
     dropping: list[bool] = []
-    for line in text.splitlines(keepends=True):
-        bare = line.rstrip("\n")
-        if found := re.match(_OPEN, bare):
+    gap = False  # just behind a dropped block, whose blank lines before and after would add up
+    for line in text.splitlines():
+        if found := re.match(_OPEN, line):
             dropping.append(found[1] not in kept)
-        elif re.match(_CLOSE, bare):
-            dropping.pop()
-        elif any(dropping):
+        elif re.match(_CLOSE, line):
+            gap = dropping.pop() or gap
+        elif any(dropping) or (gap and not line and lines and not lines[-1]):
             continue
-        elif found := re.search(_LINE, bare):
+        elif found := re.search(_LINE, line):
             if found[1] in kept:
-                lines.append(bare[: found.start()] + "\n")
-        elif line == "\n" and lines[-1:] == ["\n"]:
-            continue  # the blank lines around a block would add up
+                lines.append(line[: found.start()])
         else:
             lines.append(line)
-    return "".join(lines)
+            gap = False
+    while gap and lines and not lines[-1]:
+        lines.pop()
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _requirements(pyproject: str) -> set[str]:

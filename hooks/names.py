@@ -13,9 +13,9 @@ LONGEST = 40
 _LATIN = str.maketrans({"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th"})
 #: Modules that are installed under another name than their distribution has in the lock file, and tools.
 _MODULES = """
-    absl attr caffe2 conda cuda cv2 dateutil functorch git google grpc importlinter jupyter lightning_fabric markdown_it
-    mpl_toolkits mypyc nvidia opentelemetry pil pip pkg_resources py pylab requirements rpds setuptools sklearn slugify
-    torchgen uv wheel xdist yaml zmq
+    absl attr caffe2 conda coreweave_evaluations cuda cv2 dateutil functorch git google grpc importlinter isympy
+    jupyter lightning_fabric markdown_it mpl_toolkits mypyc nvidia opentelemetry pil pip pkg_resources py pylab
+    requirements rpds setuptools sklearn slugify torchgen uv wheel xdist yaml zmq
 """
 #: Folders that the project has, may come to have, or that a tool takes for its own.
 _FOLDERS = "bin build conf config data dist docs env examples hooks lib logs notebooks runs src venv"

@@ -73,7 +73,7 @@ def _class_names() -> set[str]:
         optim.lr_scheduler.LRScheduler,
         BatchTransform,
     ]
-    own = __name__.partition(".")[0]
+    own = __name__.partition(".")[0] + "."
     waiting += [cls for cls in nn.Module.__subclasses__() if cls.__module__.startswith(own)]
     while waiting:
         cls = waiting.pop()
