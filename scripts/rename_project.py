@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT))
 from hooks.generate import Answers, git, project, tracked_files, write  # noqa: E402
-from hooks.names import PACKAGE, NameRefused, check  # noqa: E402
+from hooks.names import PACKAGE, RefusedNameError, check  # noqa: E402
 
 
 def answers(package: str, given: list[str]) -> Answers:
@@ -58,7 +58,7 @@ def main() -> None:
     new = answers(given.package, given.answers)
     try:
         check(new["project_name"], new["package_name"], new["project_slug"], ROOT)
-    except NameRefused as refused:
+    except RefusedNameError as refused:
         sys.exit(f"error: {refused}")
 
     files = project(ROOT, new)

@@ -26,7 +26,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def first(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project of tag v1 (read only)."""
     folder = tmp_path_factory.mktemp("first")
-    cookiecutter(folder, f"file://{template}/.git", "--checkout", "v1", benchmarks="no")
+    cookiecutter(folder, f"git+file://{template}", "--checkout", "v1", benchmarks="no")
     return folder / "my-project"
 
 
@@ -72,7 +72,7 @@ def test_a_hostile_git_configuration_a_read_only_template_and_no_network_are_fin
     isolated = ["unshare", "--map-root-user", "--net"]  # where that is allowed
     if not shutil.which("unshare") or subprocess.run([*isolated, "true"], capture_output=True).returncode:
         isolated = []
-    nowhere = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTPS_PROXY")}
+    nowhere = dict.fromkeys(("http_proxy", "https_proxy", "HTTPS_PROXY"), "http://127.0.0.1:9")
     # as within a git hook: these would point all git commands at another repository
     astray = {"GIT_DIR": str(template / ".git"), "GIT_WORK_TREE": str(template), "GIT_CONFIG_GLOBAL": str(config)}
     command = [*isolated, sys.executable, "-m", "cookiecutter", "--no-input", os.path.relpath(template, tmp_path)]
