@@ -48,12 +48,10 @@ def main() -> None:
     if not (ROOT / PACKAGE / "__init__.py").is_file():
         sys.exit(f"error: there is no {PACKAGE}/ in {ROOT}: the project has its own name already.")
     if not (ROOT / ".git").exists():
-        sys.exit(
-            f"error: {ROOT} is not a git repository, so that nothing could be undone: git init, add and commit it."
-        )
+        sys.exit(f"error: {ROOT} is no git repository, which could undo this: git init, git add and git commit first.")
     if git(ROOT, "status", "--porcelain", "--untracked-files=no"):
         sys.exit(
-            "error: there are uncommitted changes; commit or stash them, so that `git reset --hard` can undo this."
+            "error: there are uncommitted changes; commit or stash them, for `git reset --hard` to undo just this."
         )
     new = answers(given.package, given.answers)
     try:
@@ -82,9 +80,9 @@ def main() -> None:
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
     print(
-        f"This is {new['project_slug']} now: look at it with `git status`, keep it with `git commit -m Rename`, or undo"
+        f"This is {new['project_slug']} now. See it with `git status`; keep it with `git commit -m Rename`, or undo it"
     )
-    print("it with `git reset --hard`. An environment needs `pip install --no-deps -e .` again.")
+    print("with `git reset --hard`. An environment needs `pip install --no-deps -e .` again.")
 
 
 def _differs(path: str, content: bytes) -> bool:

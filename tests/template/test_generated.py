@@ -72,6 +72,11 @@ def is_the_tracked_tree_but_for_names_and_parts(project: Path, name: str) -> Non
         if not generate.belongs(path, patterns)
     }
     assert files_in(project).keys() == expected
+    for path in expected:
+        source = ROOT / re.sub(rf"\b{package}\b", "lit_project", path)
+        if path.endswith((".py", ".sh", ".yaml", ".yml")):  # no template engine has been at them
+            assert (project / path).read_text().count("{{") == source.read_text().count("{{"), path
+            assert (project / path).read_text().count("}") == source.read_text().count("}"), path
     modes = git(project, "ls-files", "--stage").splitlines()
     executable = {line.split("\t")[1] for line in modes if line.startswith("100755")}
     assert {".ci/run", "scripts/lock.sh"} <= executable
