@@ -50,9 +50,7 @@ def main() -> None:
     if not (ROOT / ".git").exists():
         sys.exit(f"error: {ROOT} is no git repository, which could undo this: git init, git add and git commit first.")
     if git(ROOT, "status", "--porcelain", "--untracked-files=no"):
-        sys.exit(
-            "error: there are uncommitted changes; commit or stash them, for `git reset --hard` to undo just this."
-        )
+        sys.exit("error: there are uncommitted changes; commit or stash them first, for git to undo this alone.")
     new = answers(given.package, given.answers)
     try:
         check(new["project_name"], new["package_name"], new["project_slug"], ROOT)
@@ -79,10 +77,8 @@ def main() -> None:
     for folder in [*sorted((ROOT / PACKAGE).rglob("*/"), reverse=True), ROOT / PACKAGE]:
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
-    print(
-        f"This is {new['project_slug']} now. See it with `git status`; keep it with `git commit -m Rename`, or undo it"
-    )
-    print("with `git reset --hard`. An environment needs `pip install --no-deps -e .` again.")
+    print(f"This is {new['project_slug']} now. See it with `git status`, keep it with `git commit -m Rename`, or undo")
+    print("it with `git reset --hard`. An environment needs `pip install --no-deps -e .` again.")
 
 
 def _differs(path: str, content: bytes) -> bool:

@@ -206,10 +206,9 @@ def readme_commands(project: Path) -> list[str]:
 
 
 def shell(project: Path, command: str) -> Completed:
-    """Run a README's command with the Python that runs this test, and what pip needs to reach its index."""
-    pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    """Run a README's command with the Python that this environment was made with."""
     path = f"{Path(sys._base_executable).parent}{os.pathsep}{os.environ['PATH']}"  # type: ignore[attr-defined]
-    return run(project, "bash", "-c", command, **pip, PATH=path)
+    return run(project, "bash", "-c", command, PATH=path)
 
 
 @pytest.mark.slow
