@@ -20,13 +20,17 @@ ANSWERS: dict[str, dict[str, str]] = {
     "all parts": {},
     "no parts": {"project_name": "Bare Bones", "license": "Proprietary", "data": "own images", **NO_PARTS},
     "one letter": {"project_name": "Q", "license": "BSD-3-Clause", "python_version": "3.14", "email": "q@example.org"},
-    "forty letters": {"project_name": LONG, "license": "Apache-2.0", "python_version": "3.12", **NO_PARTS},
+    "forty letters": {"project_name": LONG, "license": "Apache-2.0", "python_version": "3.12"},
     "unicode": {
         "project_name": "Été à l'Øresund",
         "author": 'Ada "Countess" \\Lovelace\\1',
         "description": 'It\'s a {net}: 100 % "quoted" \\d, # not a comment.',
     },
-    "the template's name": {"project_name": "My-Cool lit_project.2", "data": "own images"},
+    "the template's name": {
+        "project_name": "My-Cool lit_project.2",
+        "data": "own images",
+        **dict.fromkeys(PARTS[1::2], "no"),
+    },
 }
 Completed = subprocess.CompletedProcess[str]
 

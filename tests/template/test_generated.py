@@ -87,7 +87,7 @@ def is_the_tracked_tree_but_for_names_and_parts(project: Path, name: str) -> Non
 def satisfies_ruff(project: Path) -> None:
     assert inside(project, "-m", "ruff", "check", "--no-cache", ".", check=False).stdout == "All checks passed!\n"
     done = inside(project, "-m", "ruff", "format", "--no-cache", "--diff", ".", check=False)
-    assert done.stdout == "", "the layout depends on the length of the name: python tests/template/layout.py"
+    assert done.stdout == "", "a name changes the layout: python tests/template/layout.py (a notebook: by hand)"
 
 
 def says_what_was_answered(project: Path, name: str) -> None:
