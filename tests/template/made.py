@@ -25,6 +25,7 @@ ANSWERS: dict[str, dict[str, str]] = {
         "project_name": "Été à l'Øresund",
         "author": 'Ada "Countess" \\Lovelace\\1',
         "description": 'It\'s a {net}: 100 % "quoted" \\d, # not a comment.',
+        **dict.fromkeys(PARTS[::2], "no"),
     },
     "the template's name": {
         "project_name": "My-Cool lit_project.2",
