@@ -114,6 +114,8 @@ def without_parts(text: str, kept: set[str]) -> str:
         if found := re.match(_OPEN, line):
             dropping.append(found[1] not in kept)
         elif re.match(_CLOSE, line):
+            if not dropping:
+                raise ValueError("a block of a part ends that has not begun")
             gap = dropping.pop() or gap
         elif any(dropping) or (gap and not line and lines and not lines[-1]):
             continue
@@ -123,6 +125,8 @@ def without_parts(text: str, kept: set[str]) -> str:
         else:
             lines.append(line)
             gap = False
+    if dropping:
+        raise ValueError("a block of a part does not end")
     while gap and lines and not lines[-1]:
         lines.pop()
     return "".join(f"{line}\n" for line in lines)

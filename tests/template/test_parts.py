@@ -68,6 +68,12 @@ def test_a_part_not_kept_goes_and_the_marks_of_all() -> None:
     assert generate.without_parts(text, {"sweeps"}) == "a\n\n\td\ne\n- h\n# about a part: fine\n\n\ni\n"
 
 
+@pytest.mark.parametrize("text", ["# part: wandb\na\n", "a\n# /part\n"])
+def test_half_a_block_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match="a block of a part"):
+        generate.without_parts(text, {"wandb"})
+
+
 @pytest.mark.parametrize(
     "answers",
     [{}, {"license": "Proprietary"}, {"license": "BSD-3-Clause", "python_version": "3.13"}, {"data": "own images"}],
