@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import TINY, runs
+from conftest import runs
 from made import ANSWERS, LONG, PARTS, ROOT, Completed, cookiecutter, files_in, git, run
 
 from hooks import generate
@@ -187,7 +187,8 @@ def test_its_tests_can_be_collected_and_it_trains(tmp_path: Path) -> None:
     done = inside(project, *collect, check=False)
     assert re.search(r"\d{3,} tests collected in", done.stdout.splitlines()[-1]), done.stdout
 
-    done = inside(project, "-m", "bare_bones.cli", "fit", *TINY)
+    small = ("--data.num_train=256", "--data.num_val=100", "--data.num_test=100", "--trainer.max_epochs=1")
+    done = inside(project, "-m", "bare_bones.cli", "fit", *small)
     assert [line.split(":")[0].strip() for line in done.stdout.splitlines()[-3:]] == [
         "test it",
         "train on your images",
