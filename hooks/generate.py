@@ -79,7 +79,10 @@ def project(root: Path, answers: Answers) -> dict[str, bytes]:
     before = _requirements(texts["pyproject.toml"])
     for path, text in texts.items():
         if not path.endswith(".py"):
-            texts[path] = without_parts(text, kept)
+            try:
+                texts[path] = without_parts(text, kept)
+            except ValueError as error:
+                sys.exit(f"error: in {path} of the template, {error}")
     gone = before - _requirements(texts["pyproject.toml"])
     for path in texts:
         if path.endswith(".lock"):
