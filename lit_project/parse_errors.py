@@ -73,7 +73,8 @@ def _class_names() -> set[str]:
         optim.lr_scheduler.LRScheduler,
         BatchTransform,
     ]
-    waiting += [cls for cls in nn.Module.__subclasses__() if cls.__module__.startswith(__package__ or "lit_project")]
+    own = __name__.partition(".")[0] + "."
+    waiting += [cls for cls in nn.Module.__subclasses__() if cls.__module__.startswith(own)]
     while waiting:
         cls = waiting.pop()
         names.add(cls.__name__)

@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 import torch
 
 #: The packages that a checkpoint names; ``run.json`` has all that are installed.
-MAIN_PACKAGES = ("lit-project", "torch", "torchvision", "lightning", "torchmetrics", "numpy")
+MAIN_PACKAGES = (
+    "lit-project",
+    "torch",
+    "torchvision",
+    "lightning",
+    "torchmetrics",
+    "numpy",
+)
 
 # what an untracked file must be to go into a patch: source, neither data nor somebody's keys
 _SOURCE, _MOST_FILES, _MOST_BYTES = (".py", ".yaml", ".yml", ".toml", ".sh"), 100, 100_000

@@ -127,7 +127,15 @@ def fit(runs: Path, root: Path | None, *options: str) -> Path:
     """Run the real command with a terminal's progress bar; return the run's folder."""
     data = ["--config=configs/image_folder.yaml", f"--data.root={root}"] if root else []
     before = set(runs.glob("fit-*"))
-    run("-m", "lit_project.cli", "fit", *data, f"--trainer.default_root_dir={runs}", *options, TTY_COMPATIBLE="1")
+    run(
+        "-m",
+        "lit_project.cli",
+        "fit",
+        *data,
+        f"--trainer.default_root_dir={runs}",
+        *options,
+        TTY_COMPATIBLE="1",
+    )
     (new,) = set(runs.glob("fit-*")) - before
     return new
 
@@ -186,7 +194,14 @@ def tested(run_dir: Path, scratch: Path, *options: str) -> float:
     """Test accuracy of a run's last checkpoint."""
     before = set(scratch.glob("test-*"))
     checkpoint = run_dir / "checkpoints" / "last.ckpt"
-    run("-m", "lit_project.cli", "test", f"--ckpt_path={checkpoint}", f"--trainer.default_root_dir={scratch}", *options)
+    run(
+        "-m",
+        "lit_project.cli",
+        "test",
+        f"--ckpt_path={checkpoint}",
+        f"--trainer.default_root_dir={scratch}",
+        *options,
+    )
     (new,) = set(scratch.glob("test-*")) - before
     (accuracy,) = logged(new, "test/acc")
     return accuracy

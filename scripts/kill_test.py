@@ -56,7 +56,14 @@ def fit(folder: Path, *options: str) -> subprocess.Popen[str]:
     """Start a fit whose runs go to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "lit_project.cli", "fit", f"--trainer.default_root_dir={folder}", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "lit_project.cli",
+        "fit",
+        f"--trainer.default_root_dir={folder}",
+        *options,
+    ]
     return subprocess.Popen(
         command,
         env=os.environ | {"PYTHONPATH": path},

@@ -35,7 +35,8 @@ def pytest_configure() -> None:
 
 def environment(home: Path, **extra: str) -> dict[str, str]:
     """The environment of a newcomer: an empty home folder, no settings of this machine's user."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("LIT_", "WANDB_", "PL_", "SLURM_", "XDG_"))}
+    settings = ("LIT_", "WANDB_", "PL_", "SLURM_", "XDG_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
     home.mkdir(exist_ok=True)
     return kept | {"HOME": str(home), "COLUMNS": "120"} | extra
 

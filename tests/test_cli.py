@@ -259,7 +259,8 @@ def test_a_checkpoint_of_other_code_gives_a_readable_difference(
     del arguments["label_smoothing"]
     torch.save(checkpoint, tmp_path / "old.ckpt")
     notes = run_cli("test", "--ckpt_path=old.ckpt").stderr
-    assert "model.mixup = 0.2: lit_project.module.ImageClassifier has no such argument, ignored" in notes
+    name = "lit_project.module.ImageClassifier"
+    assert f"model.mixup = 0.2: {name} has no such argument, ignored" in notes
     assert "model.label_smoothing: new here, has its default 0.0" in notes
 
 
@@ -311,7 +312,10 @@ def test_an_installed_wheel_needs_no_checkout(tmp_path: Path) -> None:
         (["ft"], ["invalid choice: 'ft'", "Did you mean 'fit'?"]),
         (["fit", "--trainer.max_epoch=3"], ["--trainer.max_epoch", "Did you mean '--trainer.max_epochs'?"]),
         (["fit", "--model.network=ResNet19"], ["ResNet19", "Did you mean 'ResNet18'?"]),
-        (["fit", "--model.network=lit_project.networks.ResNt18"], ["ResNt18", "Did you mean 'ResNet18'?"]),
+        (
+            ["fit", "--model.network=lit_project.networks.ResNt18"],
+            ["ResNt18", "Did you mean 'ResNet18'?"],
+        ),
         (["fit", "--model.netwrk=ResNet18"], ["--model.netwrk", "Did you mean 'network'?"]),
         (["fit", "--model.optimizer=Admw"], ["Admw", "Did you mean 'AdamW'?"]),
         (["fit", "--data=CIFAR1"], ["CIFAR1", "Did you mean 'CIFAR10'?"]),
@@ -392,7 +396,9 @@ def test_a_fault_in_the_code_shows_one_message_and_keeps_the_traceback(run_cli: 
     assert "Traceback" not in done.stderr
     (run,) = runs(tmp_path)
     assert "Traceback" in (run / "error.txt").read_text()
-    assert "Traceback" in run_cli(*command, check=False, PYTHONPATH=str(tmp_path), LIT_DEBUG="1").stderr
+    variables = {"PYTHONPATH": str(tmp_path), "LIT_DEBUG": "1"}
+    debugged = run_cli(*command, check=False, **variables)
+    assert "Traceback" in debugged.stderr
 
 
 def test_without_validation_training_works_and_says_what_that_means(run_cli: RunCLI, tmp_path: Path) -> None:

@@ -195,7 +195,13 @@ def test_two_nodes_make_one_run(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     torchrun = ["--nnodes=2", "--nproc_per_node=1", "--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}"]
-    program = ["-m", "lit_project.cli", "fit", "--config=configs/trainer/multi_node.yaml", *TINY]
+    program = [
+        "-m",
+        "lit_project.cli",
+        "fit",
+        "--config=configs/trainer/multi_node.yaml",
+        *TINY,
+    ]
     cpu = ["--trainer.accelerator=cpu", "--trainer.devices=1"]
     nodes = [
         start(tmp_path, "-m", "torch.distributed.run", *torchrun, "--local_addr=127.0.0.1", *program, *cpu)

@@ -14,11 +14,12 @@ from lit_project import commands
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+PROGRAM = "python -m lit_project.cli "
 
 
 def commands_in(text: str) -> list[str]:
-    lines = [line for line in text.splitlines() if line.startswith("python -m lit_project.cli ")]
-    return [line.split("#")[0].split(None, 3)[3].strip() for line in lines]
+    lines = [line for line in text.splitlines() if line.startswith(PROGRAM)]
+    return [line.split("#")[0].removeprefix(PROGRAM).strip() for line in lines]
 
 
 #: From a folder of images to predictions; run in this order, and to the end.
@@ -54,7 +55,8 @@ def test_command(workplace: Path, tiny_run: Path, command: str) -> None:
     arguments = shlex.split(command)
     shutil.copytree(tiny_run, workplace / "runs" / tiny_run.name, dirs_exist_ok=True)
     if "configs/cifar10.yaml" in arguments:  # needs a download, and the GPU config a GPU: as far as one can go here
-        assert "class_path: lit_project.data.CIFAR10" in cli(workplace, *arguments, "--print_config").stdout
+        printed = cli(workplace, *arguments, "--print_config").stdout
+        assert "class_path: lit_project.data.CIFAR10" in printed
     elif arguments[0] == "fit":
         # a run cannot go on with fewer batches than it had; the finished run is short as it is
         short = SHORT if not {"--print_config", "--ckpt_path"} & {*arguments} else []

@@ -15,11 +15,17 @@ from lit_project.resume import newest_run_of, refuse_changes, run_to_continue
 
 CONFIG: dict[str, Any] = {
     "seed_everything": 0,
-    "data": {"class_path": "lit_project.data.CIFAR10", "init_args": {"batch_size": 64, "num_workers": 0}},
+    "data": {
+        "class_path": "lit_project.data.CIFAR10",
+        "init_args": {"batch_size": 64, "num_workers": 0},
+    },
     "model": {
         "class_path": "lit_project.module.ImageClassifier",
         "init_args": {
-            "network": {"class_path": "lit_project.networks.SimpleCNN", "init_args": {"dropout": 0.5}},
+            "network": {
+                "class_path": "lit_project.networks.SimpleCNN",
+                "init_args": {"dropout": 0.5},
+            },
             "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.001, "betas": [0.9, 0.99]}},
             "scheduler": None,
             "compile": False,
@@ -71,7 +77,10 @@ def test_what_leaves_the_optimisation_as_it_is_may_change(now: dict[str, Any]) -
             "model.optimizer: torch.optim.SGD -> torch.optim.Adam",
         ),
         # the end of a name is not a short class path
-        (changed(model__network__class_path="CNN"), "model.network: lit_project.networks.SimpleCNN -> CNN"),
+        (
+            changed(model__network__class_path="CNN"),
+            "model.network: lit_project.networks.SimpleCNN -> CNN",
+        ),
         (changed(model__scheduler={"class_path": "StepLR"}), "model.scheduler: None -> StepLR"),
         (changed(model__network__dropout=None), "model.network.dropout: 0.5 -> None"),
         (changed(model__network__dropout=True), "model.network.dropout: 0.5 -> True"),

@@ -69,7 +69,13 @@ def read_finished(folder: Path) -> dict[str, Any]:
 
 def run_again(old: Path, record: dict[str, Any]) -> Path:
     """Run what ``record`` tells of in a process of its own; return the folder of the new run."""
-    command = [sys.executable, "-m", "lit_project.cli", record["subcommand"], f"--config={old / 'config.yaml'}"]
+    command = [
+        sys.executable,
+        "-m",
+        "lit_project.cli",
+        record["subcommand"],
+        f"--config={old / 'config.yaml'}",
+    ]
     command.append(f"--trainer.default_root_dir={old.parent}")
     checkpoint = record["ckpt_path"]
     # a run that went on from a checkpoint of its own is repeated from its very start

@@ -95,7 +95,8 @@ def test_how_it_failed(tmp_path: Path, exception: BaseException, raised: type[Ba
 
 
 def test_a_killed_run_is_seen_as_such(tmp_path: Path) -> None:
-    process = start(tmp_path, "-m", "lit_project.cli", "fit", *TINY, "--trainer.max_epochs=1000")
+    program = ("-m", "lit_project.cli", "fit")
+    process = start(tmp_path, *program, *TINY, "--trainer.max_epochs=1000")
     try:
         while not (found := list(tmp_path.glob("runs/*/checkpoints/last.ckpt"))):
             assert process.poll() is None, process.communicate()[0]

@@ -28,7 +28,8 @@ def greet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_new_file_is_listed_and_run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     _, printed, _ = in_process(monkeypatch, capfd, "--help")
     assert "  greet                 Say hello.\n" in printed
-    assert "lit_project.commands.greet" not in sys.modules, "it may need what is not installed"
+    # it may need what is not installed
+    assert "lit_project.commands.greet" not in sys.modules
     assert "_shared" not in printed
     assert in_process(monkeypatch, capfd, "greet", "a", "--b")[:2] == (2, "hello a --b\n")
     assert "Did you mean 'greet'?" in in_process(monkeypatch, capfd, "gret")[2]

@@ -393,7 +393,12 @@ def test_a_cache_folder_that_cannot_be_written(folder: Path, reads: list[str]):
     (folder.parents[1] / "cache").write_text("a file where the folder should be")
     with pytest.raises(InputError) as caught:
         decoded(folder)
-    for words in (str(folder), str(folder.parents[1] / "cache"), "--data.cache_dir", "LIT_CACHE_DIR"):
+    for words in (
+        str(folder),
+        str(folder.parents[1] / "cache"),
+        "--data.cache_dir",
+        "LIT_CACHE_DIR",
+    ):
         assert words in str(caught.value)
     assert reads == []
 
@@ -403,7 +408,15 @@ def test_too_little_room_is_said_before_decoding(folder: Path, reads: list[str],
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: usage(2**40, 2**40, 40 * 5 * 7 * 3 - 1))
     with pytest.raises(InputError) as caught:
         decoded(folder)
-    for words in ("40 images", str(folder), "5x7", "GiB", "--data.cache_dir", "LIT_CACHE_DIR", "--data.image_size"):
+    for words in (
+        "40 images",
+        str(folder),
+        "5x7",
+        "GiB",
+        "--data.cache_dir",
+        "LIT_CACHE_DIR",
+        "--data.image_size",
+    ):
         assert words in str(caught.value)
     assert reads == []
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: usage(2**40, 2**40, 40 * 5 * 7 * 3))

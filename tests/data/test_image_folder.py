@@ -343,7 +343,8 @@ def test_only_what_the_stage_needs_is_decoded_and_by_one_process(tmp_path: Path,
         make(tmp_path, split, {"a": 2, "b": 2}, first=10 * number)
     read: list[str] = []
     monkeypatch.setattr(
-        "lit_project.data.cache.read_image", lambda path, **options: read.append(path) or read_image(path, **options)
+        "lit_project.data.cache.read_image",
+        lambda path, **options: read.append(path) or read_image(path, **options),
     )
     ImageFolder(str(tmp_path)).prepare_data()
     assert sorted({Path(path).parts[-3] for path in read}) == ["train", "val"]
@@ -497,7 +498,11 @@ def test_every_option_shows_in_the_help_with_its_text():
 def test_options_from_the_command_line_reach_both_classes(tmp_path: Path):
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(ImageDataModule, "data")
-    arguments = ["--data=lit_project.data.image_folder.ImageFolder", f"--data.root={tmp_path}", "--data.image_size=32"]
+    arguments = [
+        "--data=lit_project.data.image_folder.ImageFolder",
+        f"--data.root={tmp_path}",
+        "--data.image_size=32",
+    ]
     arguments += ["--data.batch_size=7", "--data.on_bad_image=skip", "--data.augment=[]"]
     data = parser.instantiate(parser.parse_args(arguments)).data
     assert isinstance(data, ImageFolder)
