@@ -27,7 +27,11 @@ compile() { # compile OUTPUT [OPTION...]
 compile "$new/requirements-dev.lock" --extra dev
 # uv keeps the versions that it finds in the output file, so both files get the same ones (tests/test_locks.py checks).
 cp "$new/requirements-dev.lock" "$new/requirements.lock"
-compile "$new/requirements.lock"
+extras=()
+# part: reports
+extras+=(--extra report)  # a bare fit ends with report.html
+# /part
+compile "$new/requirements.lock" "${extras[@]}"
 
 mv "$new/requirements.lock" "$new/requirements-dev.lock" .
 echo "Wrote requirements.lock and requirements-dev.lock."

@@ -58,14 +58,18 @@ def test_dev_has_all_of_the_other_in_the_same_versions() -> None:
     assert runtime < dev
 
 
+def extra(name: str) -> list[Requirement]:
+    """What an extra asks for, and the extras that it names."""
+    asked = [Requirement(line) for line in PROJECT["optional-dependencies"][name]]
+    own = [requirement for requirement in asked if requirement.name == PROJECT["name"]]
+    more = [part for requirement in own for other in requirement.extras for part in extra(other)]
+    return [requirement for requirement in asked if requirement not in own] + more
+
+
 @each_lock
 def test_pyproject_is_satisfied(lock: str) -> None:
     locked = requirements_of(lock)
-    extras = PROJECT["optional-dependencies"]
-    wanted = PROJECT["dependencies"] + (extras["dev"] + extras["timm"] if "dev" in lock else [])
-    for dependency in map(Requirement, wanted):
-        if dependency.name == PROJECT["name"]:
-            continue
+    for dependency in [*map(Requirement, PROJECT["dependencies"]), *(extra("dev") if "dev" in lock else [])]:
         found = [pin for pin in locked if pin.name == canonicalize_name(dependency.name)]
         assert found, f"{dependency.name} is not in {lock}: run scripts/lock.sh"
         for pin in found:
