@@ -119,6 +119,7 @@ class CLI(LightningCLI):
         self.given = start.given
         self.continued = start.run_dir
         self.run_dir: Path | None = None
+        self.finished = ""
         try:
             super().__init__(
                 model_class=L.LightningModule,
@@ -226,7 +227,9 @@ class CLI(LightningCLI):
         config["plugins"] = plugins if _any_is(plugins, CheckpointIO) else [*plugins, AtomicCheckpointIO()]
         trainer = L.Trainer(**config)
         tolerate_full_disk(trainer)
-        self.record.begin(trainer)
+        self.finished = self._finished(trainer)
+        if not self.finished:
+            self.record.begin(trainer)
         return trainer
 
     def _named(self, group: str) -> list[Any]:
@@ -342,23 +345,30 @@ class CLI(LightningCLI):
     # ---- subcommands: what is said before and after Lightning does the work
 
     def fit(self, **kwargs: Any) -> None:
-        """Train, unless the run that is resumed has come to its end."""
+        """Train, unless the run that is resumed has come to its end: its folder is left as it is."""
+        if self.finished:
+            return
         if self.continued:
             for logger in self.trainer.loggers:
                 if hasattr(logger, "resume_at"):
                     logger.resume_at(self._resumed["global_step"])
-        self.stopped_early = self.continued is not None and self._has_stopped_early()
-        if not self.stopped_early:
-            keep_freed_memory()
-            gc.freeze()  # what has been imported lives as long as the run: no use in looking through it again and again
-            self.trainer.fit(**kwargs)
+        keep_freed_memory()
+        gc.freeze()  # what has been imported lives as long as the run: no use in looking through it again and again
+        self.trainer.fit(**kwargs)
 
-    def _has_stopped_early(self) -> bool:
+    def _finished(self, trainer: L.Trainer) -> str:
+        """Why the run that is resumed has nothing left to do, and what would give it more; empty if it has."""
+        if self.continued is None:
+            return ""
         states = self._resumed.get("callbacks", {})
-        return any(
-            callback.state_key in states and states[callback.state_key]["wait_count"] >= callback.patience
-            for callback in self.trainer.early_stopping_callbacks
-        )
+        for callback in trainer.early_stopping_callbacks:
+            if states.get(callback.state_key, {}).get("wait_count", -1) >= callback.patience:
+                return "early stopping ended it. To go on, raise --callbacks.early_stopping.patience"
+        if trainer.max_epochs is not None and -1 < trainer.max_epochs <= self._resumed["epoch"]:
+            return "it is at its planned end. To go on, raise --trainer.max_epochs"
+        if -1 < trainer.max_steps <= self._resumed["global_step"]:
+            return "it is at its planned end. To go on, raise --trainer.max_steps"
+        return ""
 
     def before_predict(self) -> None:
         preprocessing = (self.checkpoint or {}).get("preprocessing")
@@ -378,12 +388,8 @@ class CLI(LightningCLI):
 
     @rank_zero_only
     def after_fit(self) -> None:
-        if self._resumed and self.trainer.global_step <= self._resumed["global_step"]:
-            reason = "early stopping ended it" if self.stopped_early else "it is at its planned end"
-            print(
-                f"\nNothing was trained: the run is finished, as {reason}. To go on, raise "
-                + ("--callbacks.early_stopping.patience." if self.stopped_early else "--trainer.max_epochs.")
-            )
+        if self.finished:
+            print(f"\nNothing was trained: the run is finished, as {self.finished}.")
             return
         written = best_checkpoint(self.trainer)
         best = written if written and written.monitor and written.best_model_score is not None else None

@@ -187,13 +187,17 @@ def test_what_changes_the_optimisation_is_refused_with_its_keys_unless_forced(tm
     assert len(table(run)) == 30
 
 
+def files(run: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
 def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
     cli(tmp_path, "fit", *RUN, "--trainer.max_epochs=1")
     (run,) = runs(tmp_path)
-    before = (run / "checkpoints" / "last.ckpt").read_bytes()
+    before = files(run)
     again = cli(tmp_path, "fit", "--ckpt_path=last")
     assert "Nothing was trained: the run is finished, as it is at its planned end" in again.stdout
-    assert (run / "checkpoints" / "last.ckpt").read_bytes() == before
+    assert files(run) == before
 
 
 @pytest.mark.slow
@@ -218,8 +222,10 @@ def test_a_run_that_early_stopping_ended_is_left_as_it_is(tmp_path: Path) -> Non
     cli(tmp_path, "fit", *RUN, "--trainer.max_epochs=9", *stops)
     (run,) = runs(tmp_path)
     assert len(table(run)) == 20
+    before = files(run)
     again = cli(tmp_path, "fit", "--ckpt_path=last")
     assert "Nothing was trained: the run is finished, as early stopping ended it" in again.stdout
+    assert files(run) == before, "run.json still tells how it ended"
     cli(tmp_path, "fit", "--ckpt_path=last", "--callbacks.early_stopping.patience=2")
     assert len(table(run)) == 30
 
