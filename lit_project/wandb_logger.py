@@ -4,6 +4,7 @@ import importlib.util
 import shutil
 import struct
 import sys
+import zlib
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -219,18 +220,18 @@ def read_log(file: Path) -> Iterator[Any]:
     from wandb.proto import wandb_internal_pb2
 
     parse = wandb_internal_pb2.Record.FromString  # type: ignore[attr-defined]
-
     data, at, parts = file.read_bytes(), 7, b""
     while at + 7 <= len(data):
         left = 32768 - at % 32768
-        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])  # after a checksum
+        checksum, length, kind = struct.unpack("<IHB", data[at : at + 7])
         if left < 7 or kind == 0:  # the rest of the block is empty
             at += left
             continue
-        parts += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if at > len(data):
+        end = at + 7 + length
+        if zlib.crc32(data[at + 6 : end]) != checksum:
             return
+        parts += data[at + 7 : end]
+        at = end
         if kind in (1, 4):  # whole, or the last part
             yield parse(parts)
             parts = b""
