@@ -414,7 +414,7 @@ def test_a_log_is_read_to_where_it_breaks_off(said: list[str], tmp_path: Path) -
     assert [row[STEP] for row in rows(log)] == list(range(20))
     data = log.read_bytes()
     torn = tmp_path / "torn.wandb"
-    for cut in (3, 5_000, 40_000, len(data) - 1):
+    for cut in (3, 5_000, 40_000, len(data) - 100):
         for content in (data[:cut], data[:cut] + bytes(len(data) - cut)):
             torn.write_bytes(content)
             read = list(read_log(torn))
