@@ -105,7 +105,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
         known = wandb.setup().settings  # from the environment and the settings files
         told = self._mode or (known.mode if "mode" in known.model_fields_set else None)
-        mode = told or "online"
+        mode: str = told or "online"
         mode = {"run": "online", "dryrun": "offline"}.get(mode, mode)  # two old names
         obstacle = self._obstacle(known) if mode == "online" else None
         if not obstacle:
