@@ -4,6 +4,7 @@ import importlib.util
 import shutil
 import struct
 import sys
+import zlib
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -104,7 +105,8 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
         known = wandb.setup().settings  # from the environment and the settings files
         told = self._mode or (known.mode if "mode" in known.model_fields_set else None)
-        mode = {None: "online", "run": "online", "dryrun": "offline"}.get(told, told)  # with two old names
+        mode: str = told or "online"
+        mode = {"run": "online", "dryrun": "offline"}.get(mode, mode)  # two old names
         obstacle = self._obstacle(known) if mode == "online" else None
         if not obstacle:
             try:
@@ -219,18 +221,18 @@ def read_log(file: Path) -> Iterator[Any]:
     from wandb.proto import wandb_internal_pb2
 
     parse = wandb_internal_pb2.Record.FromString  # type: ignore[attr-defined]
-
     data, at, parts = file.read_bytes(), 7, b""
     while at + 7 <= len(data):
         left = 32768 - at % 32768
-        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])  # after a checksum
+        checksum, length, kind = struct.unpack("<IHB", data[at : at + 7])
         if left < 7 or kind == 0:  # the rest of the block is empty
             at += left
             continue
-        parts += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if at > len(data):
+        end = at + 7 + length
+        if zlib.crc32(data[at + 6 : end]) != checksum:
             return
+        parts += data[at + 7 : end]
+        at = end
         if kind in (1, 4):  # whole, or the last part
             yield parse(parts)
             parts = b""

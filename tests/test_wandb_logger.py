@@ -403,6 +403,25 @@ def test_what_was_written_but_not_sent_is_sent_when_the_run_goes_on(
     assert [row[STEP] for row in there.rows if "loss" in row] == [3, 4, 5, 6, 7]
 
 
+def test_a_log_is_read_to_where_it_breaks_off(said: list[str], tmp_path: Path) -> None:
+    logger = WandbLogger(str(tmp_path / "run"), id="run")
+    logger.log_metrics({"long": "x" * 70_000}, 0)  # longer than two blocks
+    for step in range(1, 20):
+        logger.log_metrics({"loss": step}, step)
+    logger.finalize("success")
+    (log,) = logs(tmp_path / "run")
+    whole = list(read_log(log))
+    assert [row[STEP] for row in rows(log)] == list(range(20))
+    data = log.read_bytes()
+    torn = tmp_path / "torn.wandb"
+    for cut in (3, 5_000, 40_000, len(data) - 100):
+        for content in (data[:cut], data[:cut] + bytes(len(data) - cut)):
+            torn.write_bytes(content)
+            read = list(read_log(torn))
+            assert read == whole[: len(read)]
+            assert len(read) < len(whole)
+
+
 # ---- online or offline
 
 
@@ -574,7 +593,7 @@ def test_a_run_that_is_killed_or_stopped_and_goes_on_has_each_row_once(run_cli: 
         pass
     started.terminate()
     assert started.wait() == 143
-    cli(tmp_path, "fit", "--ckpt_path=last", "--trainer.callbacks=null")
+    cli(tmp_path, "fit", "--ckpt_path=last", "--trainer.callbacks=null", PYTHONPATH=TESTS)
     (run,) = runs(tmp_path)
     parts = logs(run)
     assert [exit_code(log) for log in parts] == [None, 143, 0]
