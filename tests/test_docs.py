@@ -203,7 +203,7 @@ def test_every_page_with_code_is_run() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_what_it_names_exists(page: str) -> None:
-    for path in re.findall(r"`((?:configs|lit_project|scripts|tests|docs|notebooks|\.ci)/[\w./]*)`", PAGES[page]):
+    for path in re.findall(r"`((?:configs|lit_project|scripts|tests|docs|\.ci)/[\w./]*)`", PAGES[page]):
         assert (ROOT / path).exists(), path
     for link in re.findall(r"\]\((?!http)([^)#]+)\)", PAGES[page]):
         assert (DOCS / link).exists(), link
