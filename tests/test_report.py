@@ -64,7 +64,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         REPORT,
         "--data=report_helpers.OddNames",
         "--trainer.max_epochs=2",
-        "--loggers.tensorboard.log_graph=true",
     ]
     done = cli(folder, "fit", *TINY, *options, PYTHONPATH=TESTS)
     assert "could not" not in done.stdout + done.stderr
