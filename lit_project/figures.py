@@ -68,7 +68,7 @@ def learning_curves(
         lower.plot(*curve, linewidth=1.2, color=GREY if len(rates) == 1 else None, label=name)
     if 1 < len(rates) <= 4:
         lower.legend(frameon=False, fontsize=7)
-    lower.set_ylabel("learning rate")
+    lower.set_ylabel("learning rate", fontsize=8)
     lower.set_xlabel(x)
     lower.xaxis.set_major_locator(MaxNLocator(integer=True))
     upper.tick_params(labelbottom=False)

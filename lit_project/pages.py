@@ -36,6 +36,7 @@ figure { margin: 0; min-width: 0; }
 figcaption, .quiet { color: var(--quiet); font-size: 0.85rem; line-height: 1.4; }
 .columns { display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
 .tiles { display: grid; gap: 0.75rem; grid-template-columns: repeat(auto-fill, minmax(6.6rem, 1fr)); }
+@media (min-width: 48rem) { .tiles { grid-template-columns: repeat(auto-fill, minmax(8.2rem, 1fr)); } }
 .tiles img { display: block; width: 100%; background: var(--tint); }
 .tiles img.small { image-rendering: pixelated; }
 dl.facts { display: grid; gap: 0.75rem; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr));

@@ -124,7 +124,7 @@ def _result(
         facts["commit"] = git["commit"][:10] + (" and changes" if git.get("changed") else "")
     tiles = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
     ended = "" if reason == "finished" else ' class="alert"'
-    text = f"<p{ended}>{escape(_ending(reason))} {escape(_what(record))}</p>\n"
+    text = f"<p>{escape(_what(record))}</p>\n<p{ended}>{escape(_ending(reason))}</p>\n"
     text += f'<dl class="facts">{tiles}</dl>'
     if results is None:
         return f"{text}\n<p>No evaluation was completed, so nothing can be said of classes and single images.</p>"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import TINY, RunCLI, logged, runs, start
+from conftest import NO_PICTURES, TINY, RunCLI, logged, runs, start
 from helpers import CIFAR_PER_BATCH, TESTS, in_process, small_cifar10
 from PIL import Image
 
@@ -25,7 +25,7 @@ FILES = sorted(
 )
 #: Have a test of what they do below, and run there.
 OWN_TEST = {f"trainer/{name}.yaml" for name in ("debug", "deterministic", "multi_node", "overfit", "profile")}
-SHORT = ["--trainer.max_epochs=1", "--trainer.enable_model_summary=false"]
+SHORT = [*NO_PICTURES, "--trainer.max_epochs=1", "--trainer.enable_model_summary=false"]
 HARDWARE = {"gpu": torch.accelerator.is_available(), "cuda": torch.cuda.is_available()}
 HARDWARE |= {"mps": torch.backends.mps.is_available()}
 

@@ -1,12 +1,18 @@
 import re
+from typing import TYPE_CHECKING
 
-from matplotlib.figure import Figure
+import pytest
 
 from lit_project.pages import page, svg, table
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def figure(label: str) -> Figure:
-    drawn = Figure(figsize=(4, 3))
+matplotlib = pytest.importorskip("matplotlib.figure")
+
+
+def figure(label: str) -> "Figure":
+    drawn = matplotlib.Figure(figsize=(4, 3))
     axes = drawn.add_subplot()
     axes.plot([0, 1], [1, 2], marker="o", color="black")
     axes.set_title(label, parse_math=False)

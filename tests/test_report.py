@@ -23,7 +23,7 @@ from report_helpers import ODD_NAMES, OddNames, Scripted
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from lit_project.callbacks import LastCheckpoint, RunRecord
+from lit_project.callbacks import LastCheckpoint, RunRecord, TestReport
 from lit_project.callbacks import report as callback_module
 from lit_project.callbacks.full_disk import tolerate_full_disk
 from lit_project.callbacks.report import Report
@@ -64,7 +64,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         REPORT,
         "--data=report_helpers.OddNames",
         "--trainer.max_epochs=2",
-        "--loggers.tensorboard.log_graph=true",
     ]
     done = cli(folder, "fit", *TINY, *options, PYTHONPATH=TESTS)
     assert "could not" not in done.stdout + done.stderr
@@ -390,15 +389,20 @@ def test_two_processes_count_each_image_once(tmp_path: Path) -> None:
     assert "Of the 41 val images" in (run / "report.html").read_text()
 
 
-def test_a_test_run_is_reported_with_its_own_images(tiny_run: Path, tmp_path: Path) -> None:
-    cli(tmp_path, "test", "--ckpt_path", tiny_run, REPORT)
-    (run,) = runs(tmp_path)
-    text = (run / "report.html").read_text()
+def test_a_test_run_is_reported_with_its_own_images(tmp_path: Path) -> None:
+    loggers = [CSVLogger(str(tmp_path / "csv"))]
+    record = RunRecord({}, {"subcommand": "test"})
+    options: dict[str, Any] = QUIET | {"logger": loggers, "default_root_dir": tmp_path}
+    trainer = L.Trainer(**options, callbacks=[Report(), TestReport(), record])
+    shapes = Shapes10(num_train=64, num_val=NUM_VAL, num_test=131, batch_size=50)
+    trainer.test(Scripted([0]), datamodule=shapes, verbose=False)
+    text = (tmp_path / "report.html").read_text()
     assert "Of the 131 test images" in text
     assert "Learning curves" not in text
-    matrix = [[int(cell) for cell in row[1:]] for row in list(csv.reader((run / "confusion_matrix.csv").open()))[1:]]
-    assert Results(**data(run)["results"]).confusion_matrix(10).tolist() == matrix
-    (logged,) = read_csv(run / "csv" / "metrics.csv")
+    with (tmp_path / "confusion_matrix.csv").open(newline="") as file:
+        matrix = [[int(cell) for cell in row[1:]] for row in list(csv.reader(file))[1:]]
+    assert Results(**data(tmp_path)["results"]).confusion_matrix(10).tolist() == matrix
+    (logged,) = read_csv(tmp_path / "csv" / "metrics.csv")
     assert f"<dt>test/acc</dt><dd>{float(logged['test/acc']):.4f}</dd>" in text
 
 
