@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import cli, read_csv, runs, start
+from conftest import NO_PICTURES, cli, read_csv, runs, start
 from helpers import TESTS
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
@@ -17,6 +17,7 @@ import kill_test  # noqa: E402
 
 #: Three epochs of ten steps.
 RUN = [
+    *NO_PICTURES,
     "--data.num_train=640",
     "--data.num_val=129",
     "--data.batch_size=64",
