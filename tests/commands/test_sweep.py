@@ -50,7 +50,7 @@ def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str], status: int = 0) -> str:
-    output = process.communicate(timeout=200)[0]
+    output = process.communicate(timeout=900)[0]
     assert process.returncode == status, output
     assert "Traceback" not in output
     return output
@@ -612,9 +612,10 @@ def test_the_best_config_runs_under_fit(run_cli: RunCLI, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_the_example_searches_twenty_trials_and_stops_bad_ones_early(run_cli: RunCLI, tmp_path: Path) -> None:
     printed = run_cli(
-        "sweep", "--config=configs/sweeps/lr_wd.yaml", *TINY[:4], "--trainer.max_epochs=4", timeout=600
+        "sweep", "--config=configs/sweeps/lr_wd.yaml", *TINY[:4], "--trainer.max_epochs=4", timeout=1700
     ).stdout
     found = trials(tmp_path, "lr_wd")
     assert len(found) == 20
@@ -629,6 +630,7 @@ def test_the_example_searches_twenty_trials_and_stops_bad_ones_early(run_cli: Ru
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_real_sweep_killed_in_the_middle(tmp_path: Path) -> None:
     """Twelve trainings, of which some have been cut at a random moment, all with the result of an undisturbed one."""
     space = {"model.optimizer.lr": {"low": 0.01, "high": 0.5, "log": True}}
