@@ -22,8 +22,8 @@ DIRECTIONS = ("maximize", "minimize")
 #: What kind of value the other keys of the file have.
 KINDS: dict[str, Any] = {"configs": list, "fixed": dict, "gpus": list, "timeout": int | float, "sampler": str | dict}
 KINDS |= {"pruner": str | dict, "name": str, "metric": str, "folder": str, "storage": str}
-#: What W&B needs of a trial's config: its agent reports to a server, so the run cannot be an offline one.
-WANDB_CONFIG, WANDB_ONLINE = "configs/logger/wandb.yaml", "--loggers.wandb.offline=false"
+#: What a trial of W&B's needs beside the sweep's own configs.
+WANDB_CONFIG = "configs/logger/wandb.yaml"
 
 
 @dataclass
@@ -190,7 +190,7 @@ class Sweep:
             "metric": {"name": metric, "goal": direction},
             "run_cap": self.n_trials,
             "parameters": {key: _wandb_parameter(part, method) for key, part in self.parameters.items()},
-            "command": [*command, f"--config={WANDB_CONFIG}", WANDB_ONLINE, "${args}"],
+            "command": [*command, f"--config={WANDB_CONFIG}", "${args}"],
         }
         if self.pruner["name"] == "hyperband":
             eta, least = self.pruner.get("reduction_factor", 3), self.pruner.get("min_resource", 1)

@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
     try:
         interrupted = search(sweep, study, metric)
     except optuna.exceptions.StorageInternalError as error:
-        raise InputError(f"The storage does not answer: {error}\n{goes_on}") from error
+        raise InputError(f"The storage does not answer: {error.__cause__ or error}\n{goes_on}") from error
     if interrupted:
         done = sum(trial.state.is_finished() for trial in study.trials())
         print(f"\nInterrupted after {done} of {sweep.n_trials} trials. {goes_on}")
