@@ -110,10 +110,12 @@ def renamed(text: str, answers: Answers) -> str:
 
 def without_parts(text: str, kept: set[str]) -> str:
     """Drop the blocks and lines of parts that are not ``kept``, and the marks of all."""
+    if "part: " not in text and "/part" not in text:
+        return text
     lines: list[str] = []
     dropping: list[bool] = []
     gap = False  # just behind a dropped block, whose blank lines before and after would add up
-    for line in text.splitlines():
+    for line in text.removesuffix("\n").split("\n"):
         if found := re.match(_OPEN, line):
             dropping.append(found[1] not in kept)
         elif re.match(_CLOSE, line):
@@ -138,7 +140,7 @@ def without_parts(text: str, kept: set[str]) -> str:
 def _requirements(pyproject: str) -> set[str]:
     """The names of all packages that the project asks for itself."""
     declared = pyproject.split("\n[tool.")[0]
-    names = re.findall(r'^\s*(?:[\w-]+ = \[)?"([\w.-]+)(?:\[[\w,-]+\])?[<>=!~;"]', declared, re.MULTILINE)
+    names = re.findall(r'"([A-Za-z0-9][\w.-]*)(?:\[[\w,-]+\])?(?:\s*[<>=!~;]|")', declared)
     return {re.sub("[-_.]+", "-", name).lower() for name in names}
 
 

@@ -180,6 +180,14 @@ def test_a_dropped_requirement_takes_along_what_only_it_needed() -> None:
     assert "c==1" not in generate.without_packages(lock, {"a", "c"})
 
 
+def test_requirements_are_read_however_they_are_written() -> None:
+    text = (
+        '[project]\nname = "x"\ndependencies = [\n    "A_b[c,d] >= 1",\n]\n[project.optional-dependencies]\n'
+        'e = ["f==1", "g.h; python_version<\'4\'"]\n\n[tool.ruff]\nselect = ["tool"]\n'
+    )
+    assert generate._requirements(text) == {"x", "a-b", "f", "g-h"}
+
+
 def test_its_tests_can_be_collected_and_it_trains(tmp_path: Path) -> None:
     cookiecutter(tmp_path, ROOT, **ANSWERS["no parts"])
     project = tmp_path / "bare-bones"
