@@ -63,8 +63,8 @@ def is_a_clean_repository_with_one_commit(project: Path, name: str) -> None:
 
 def is_the_tracked_tree_but_for_names_and_parts(project: Path, name: str) -> None:
     manifest = generate.parts(ROOT)
-    dropped = ["template", *(part for part in PARTS if ANSWERS[name].get(part) == "no")]
-    patterns = [pattern for part in dropped for pattern in manifest[part]]
+    kept = {part for part in PARTS if ANSWERS[name].get(part) != "no"}
+    patterns = [pattern for part, found in manifest.items() if not {*part.split(" or ")} & kept for pattern in found]
     package = package_of(project).name
     expected = {
         re.sub(r"\blit_project\b", package, path)
