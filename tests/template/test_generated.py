@@ -154,8 +154,10 @@ def has_fitting_lock_files(project: Path) -> None:
         }
         root = f"{project.name} (pyproject.toml)"
         assert all(names and {*names} <= vias.keys() | {root} for names in vias.values())
-        extras = [config["optional-dependencies"]] if "dev" in lock else []
-        asked = [*config["dependencies"], *(line for extra in extras for lines in extra.values() for line in lines)]
+        asked = [
+            *config["dependencies"],
+            *(line for extra in config["optional-dependencies"].values() for line in extra),
+        ]
         wanted = {re.sub("[-_.]+", "-", re.match(r"[\w.-]+", line)[0]).lower() for line in asked}  # type: ignore[index]
         assert {package for package, names in vias.items() if root in names} <= wanted
         assert not {"cookiecutter", "cruft", "binaryornot"} & vias.keys()
