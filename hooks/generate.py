@@ -21,9 +21,9 @@ LINE_LENGTH = 120
 #: What `license` is in pyproject.toml (SPDX).
 SPDX = {"Proprietary": "LicenseRef-Proprietary"}
 
-_OPEN = r"^[ \t]*(?:#|<!--) part: (\w+)(?: -->)?[ \t]*$"
+_OPEN = r"^[ \t]*(?:#|<!--) part: (\w+(?: or \w+)*)(?: -->)?[ \t]*$"
 _CLOSE = r"^[ \t]*(?:#|<!--) /part(?: -->)?[ \t]*$"
-_LINE = r"[ \t]*(?:#|<!--) part: (\w+)(?: -->)?[ \t]*$"
+_LINE = r"[ \t]*(?:#|<!--) part: (\w+(?: or \w+)*)(?: -->)?[ \t]*$"
 
 
 def git(root: Path, *arguments: str, check: bool = True, **env: str) -> str:
@@ -49,9 +49,17 @@ def tracked_files(root: Path) -> list[str]:
 
 
 def parts(root: Path) -> dict[str, list[str]]:
-    """The files of each part: paths, patterns, or folders with a slash at the end. ``template`` is never kept."""
+    """The files of each part: paths, patterns, or folders with a slash at the end.
+
+    What stands under ``a or b`` is kept with either part, as is a block of that mark. ``template`` is never kept.
+    """
     found: dict[str, list[str]] = json.loads((root / "hooks" / "parts.json").read_text(encoding="utf-8"))
     return found
+
+
+def keeps(kept: set[str], names: str) -> bool:
+    """Whether what belongs to the part, or the parts ``a or b``, stays with the parts that are ``kept``."""
+    return any(name in kept for name in names.split(" or "))
 
 
 def belongs(path: str, patterns: list[str]) -> bool:
@@ -62,8 +70,8 @@ def belongs(path: str, patterns: list[str]) -> bool:
 def project(root: Path, answers: Answers) -> dict[str, bytes]:
     """Work out the new project: the content of each of its files, by path."""
     manifest = parts(root)
-    kept = {part for part in manifest if part != "template" and answers[part]}
-    dropped = [pattern for part in manifest.keys() - kept for pattern in manifest[part]]
+    kept = {part for part in manifest if part != "template" and answers.get(part)}
+    dropped = [pattern for names, patterns in manifest.items() if not keeps(kept, names) for pattern in patterns]
     texts, result = {}, {}
     for path in tracked_files(root):
         if belongs(path, dropped):
@@ -110,12 +118,14 @@ def renamed(text: str, answers: Answers) -> str:
 
 def without_parts(text: str, kept: set[str]) -> str:
     """Drop the blocks and lines of parts that are not ``kept``, and the marks of all."""
+    if "part: " not in text and "/part" not in text:
+        return text
     lines: list[str] = []
     dropping: list[bool] = []
     gap = False  # just behind a dropped block, whose blank lines before and after would add up
-    for line in text.splitlines():
+    for line in text.removesuffix("\n").split("\n"):
         if found := re.match(_OPEN, line):
-            dropping.append(found[1] not in kept)
+            dropping.append(not keeps(kept, found[1]))
         elif re.match(_CLOSE, line):
             if not dropping:
                 raise ValueError("a block of a part ends that has not begun")
@@ -123,7 +133,7 @@ def without_parts(text: str, kept: set[str]) -> str:
         elif any(dropping) or (gap and not line and lines and not lines[-1]):
             continue
         elif found := re.search(_LINE, line):
-            if found[1] in kept:
+            if keeps(kept, found[1]):
                 lines.append(line[: found.start()])
         else:
             lines.append(line)
@@ -138,7 +148,7 @@ def without_parts(text: str, kept: set[str]) -> str:
 def _requirements(pyproject: str) -> set[str]:
     """The names of all packages that the project asks for itself."""
     declared = pyproject.split("\n[tool.")[0]
-    names = re.findall(r'^\s*(?:[\w-]+ = \[)?"([\w.-]+)(?:\[[\w,-]+\])?[<>=!~;"]', declared, re.MULTILINE)
+    names = re.findall(r'"([A-Za-z0-9][\w.-]*)(?:\[[\w,-]+\])?(?:\s*[<>=!~;]|")', declared)
     return {re.sub("[-_.]+", "-", name).lower() for name in names}
 
 

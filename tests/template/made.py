@@ -13,7 +13,7 @@ if str(ROOT) not in sys.path:
 
 from hooks import generate  # noqa: E402
 
-PARTS = [part for part in generate.parts(ROOT) if part != "template"]
+PARTS = [part for part in generate.parts(ROOT) if part != "template" and " or " not in part]
 NO_PARTS = dict.fromkeys(PARTS, "no")
 LONG = "a_very_long_name_that_has_forty_letters1"
 ANSWERS: dict[str, dict[str, str]] = {

@@ -63,8 +63,8 @@ def is_a_clean_repository_with_one_commit(project: Path, name: str) -> None:
 
 def is_the_tracked_tree_but_for_names_and_parts(project: Path, name: str) -> None:
     manifest = generate.parts(ROOT)
-    dropped = ["template", *(part for part in PARTS if ANSWERS[name].get(part) == "no")]
-    patterns = [pattern for part in dropped for pattern in manifest[part]]
+    kept = {part for part in PARTS if ANSWERS[name].get(part) != "no"}
+    patterns = [pattern for part, found in manifest.items() if not {*part.split(" or ")} & kept for pattern in found]
     package = package_of(project).name
     expected = {
         re.sub(r"\blit_project\b", package, path)
@@ -154,8 +154,10 @@ def has_fitting_lock_files(project: Path) -> None:
         }
         root = f"{project.name} (pyproject.toml)"
         assert all(names and {*names} <= vias.keys() | {root} for names in vias.values())
-        extras = [config["optional-dependencies"]] if "dev" in lock else []
-        asked = [*config["dependencies"], *(line for extra in extras for lines in extra.values() for line in lines)]
+        asked = [
+            *config["dependencies"],
+            *(line for extra in config["optional-dependencies"].values() for line in extra),
+        ]
         wanted = {re.sub("[-_.]+", "-", re.match(r"[\w.-]+", line)[0]).lower() for line in asked}  # type: ignore[index]
         assert {package for package, names in vias.items() if root in names} <= wanted
         assert not {"cookiecutter", "cruft", "binaryornot"} & vias.keys()
@@ -178,6 +180,14 @@ def test_a_dropped_requirement_takes_along_what_only_it_needed() -> None:
         "b==2\n    # via a\n"
     ), "c and d need only each other"
     assert "c==1" not in generate.without_packages(lock, {"a", "c"})
+
+
+def test_requirements_are_read_however_they_are_written() -> None:
+    text = (
+        '[project]\nname = "x"\ndependencies = [\n    "A_b[c,d] >= 1",\n]\n[project.optional-dependencies]\n'
+        'e = ["f==1", "g.h; python_version<\'4\'"]\n\n[tool.ruff]\nselect = ["tool"]\n'
+    )
+    assert generate._requirements(text) == {"x", "a-b", "f", "g-h"}
 
 
 def test_its_tests_can_be_collected_and_it_trains(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def test_no_file_belongs_to_two_parts() -> None:
 
 
 def test_each_part_is_a_question() -> None:
+    assert {part for names in MANIFEST for part in names.split(" or ")} == {"template", *PARTS}
     assert [key for key, default in QUESTIONS.items() if isinstance(default, bool)] == PARTS
     assert all(QUESTIONS[part] is True for part in PARTS)
     asked = {key for key in QUESTIONS if not key.startswith("_")}
@@ -47,8 +48,8 @@ def test_marks_are_whole_and_name_a_part(path: str) -> None:
         text = (ROOT / path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
         return
-    marks = re.findall(r"(?:#|<!--) (?:part: (\w+)|(/part))(?: -->)?[ \t]*$", text, re.MULTILINE)
-    assert {name for name, _ in marks if name} <= MANIFEST.keys()
+    marks = re.findall(r"(?:#|<!--) (?:part: ([\w ]+?)|(/part))(?: -->)?[ \t]*$", text, re.MULTILINE)
+    assert {part for names, _ in marks if names for part in names.split(" or ")} <= {"template", *PARTS}
     if path.endswith(".py"):
         assert marks == [], "Python files belong to a part as a whole"
     else:
@@ -66,6 +67,13 @@ def test_a_part_not_kept_goes_and_the_marks_of_all() -> None:
     )
     assert generate.without_parts(text, {"wandb"}) == "a\n\nb\n\n\td\n| f | g |\n# about a part: fine\n\n\ni\n"
     assert generate.without_parts(text, {"sweeps"}) == "a\n\n\td\ne\n- h\n# about a part: fine\n\n\ni\n"
+
+
+def test_what_two_parts_share_stays_with_either() -> None:
+    text = "a\n# part: sweeps or wandb\nb\n# /part\n- c <!-- part: reports or sweeps -->\n"
+    assert generate.without_parts(text, {"wandb"}) == "a\nb\n"
+    assert generate.without_parts(text, {"sweeps"}) == "a\nb\n- c\n"
+    assert generate.without_parts(text, {"notebooks"}) == "a\n"
 
 
 @pytest.mark.parametrize("text", ["# part: wandb\na\n", "a\n# /part\n"])

@@ -111,9 +111,7 @@ def test_cruft_brings_a_fix_of_the_template_to_a_project_with_changes_of_its_own
     commit(project, "Work")
     shown = cruft(project, "diff")
     assert "class OwnError" in shown
-    assert set(re.findall(r"^diff --git \S+/(\S+) ", shown, re.MULTILINE)) == {"my_project/errors.py"} or (
-        set(re.findall(r"^\+\+\+ \S*?/(.*)$", shown, re.MULTILINE)) == {"my_project/errors.py"}
-    )
+    assert shown.count("diff --git ") == 1
 
     fixed = template / "lit_project" / "errors.py"
     fixed.write_text(fixed.read_text().replace("class InputError", "FIXED = 'lit_project'\n\n\nclass InputError", 1))
