@@ -10,7 +10,10 @@ CONFIG: dict[str, Any] = {
     "model": {"class_path": "Net", "init_args": {"optimizer": {"class_path": "SGD", "init_args": {"lr": 0.1}}}},
     "trainer": {"max_epochs": 3, "callbacks": None, "default_root_dir": "runs"},
     "callbacks": {
-        "last": {"class_path": "lit_project.callbacks.LastCheckpoint", "init_args": {"path": "x"}},
+        "last": {
+            "class_path": "lit_project.callbacks.LastCheckpoint",
+            "init_args": {"path": "x"},
+        },
         "best": {"class_path": "x.ModelCheckpoint", "init_args": {"monitor": "val/acc", "mode": "max"}},
         "ema": None,
     },

@@ -203,7 +203,8 @@ def test_every_page_with_code_is_run() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_what_it_names_exists(page: str) -> None:
-    for path in re.findall(r"`((?:configs|lit_project|scripts|tests|docs|\.ci)/[\w./]*)`", PAGES[page]):
+    folders = ("configs", "lit_project", "scripts", "tests", "docs", r"\.ci")
+    for path in re.findall(rf"`((?:{'|'.join(folders)})/[\w./]*)`", PAGES[page]):
         assert (ROOT / path).exists(), path
     for link in re.findall(r"\]\((?!http)([^)#]+)\)", PAGES[page]):
         assert (DOCS / link).exists(), link
@@ -225,7 +226,11 @@ def test_keys_of_configs_in_the_comparison_exist() -> None:
     assert len(keys) > 12
     source = "".join(
         (ROOT / path).read_text()
-        for path in ("lit_project/module.py", "lit_project/data/base.py", "lit_project/data/image_folder.py")
+        for path in (
+            "lit_project/module.py",
+            "lit_project/data/base.py",
+            "lit_project/data/image_folder.py",
+        )
     )
     default = (ROOT / "configs" / "default.yaml").read_text()
     for key in keys:

@@ -231,7 +231,15 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list
         WANDB_TAGS="first,second",
     )
     options = [WANDB, "--loggers.csv=null", "--loggers.tensorboard=null", "--loggers.wandb.log_model=true"]
-    command = [sys.executable, "-m", "lit_project.cli", "fit", *TINY, *options, "--loggers.wandb.project=explicit"]
+    command = [
+        sys.executable,
+        "-m",
+        "lit_project.cli",
+        "fit",
+        *TINY,
+        *options,
+        "--loggers.wandb.project=explicit",
+    ]
     processes = [
         subprocess.Popen(
             ["sh", "-c", 'exec "$@" <&-', "sh", *command, f"--seed_everything={seed}"],

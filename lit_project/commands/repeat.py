@@ -400,7 +400,8 @@ class Repeat:
         for result in results:
             if result["exit"] not in (FINISHED, None):
                 print(f"seed {result['seed']}: {result['exit']}; see {_short(self._log(result['seed']))}")
-        go_on = f"python -m lit_project.cli repeat --folder {shlex.quote(_short(self.folder))}"
+        command = "python -m lit_project.cli"
+        go_on = f"{command} repeat --folder {shlex.quote(_short(self.folder))}"
         if self.signal:
             print(f"Stopped by {signal.Signals(self.signal).name}. To go on: {go_on}")
             return 128 + self.signal

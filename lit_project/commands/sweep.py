@@ -376,7 +376,8 @@ def report(sweep: "Sweep", study: "SharedStudy", metric: str) -> int:
     page = sweep.path / "report.html"
     page.write_text(html(sweep.name, study.optuna, metric, shown), encoding="utf-8")
     print(f"Best: trial {best.number}, {metric} {best.value:.4g}. Plots: {_relative(page)}")
-    print(f"Train with its config: {_relative(Path(sys.executable))} -m lit_project.cli fit --config {_relative(file)}")
+    program = f"{_relative(Path(sys.executable))} -m lit_project.cli"
+    print(f"Train with its config: {program} fit --config {_relative(file)}")
     return 0
 
 

@@ -167,7 +167,8 @@ def test_a_failure_is_told_and_tried_again_when_asked(folder: Path, capsys: pyte
     printed = capsys.readouterr().out
     assert "2 of 3 runs" in printed
     assert "seed 2: failed in fit: no luck; see mine/seed-2.log\n" in printed
-    assert printed.endswith("1 of 3 runs failed. To try them again: python -m lit_project.cli repeat --folder mine\n")
+    command = "python -m lit_project.cli"
+    assert printed.endswith(f"1 of 3 runs failed. To try them again: {command} repeat --folder mine\n")
     assert (path / "seed-2.log").read_text() == "training\nerror: no luck\n  traceback: somewhere\n"
     (folder / "go").touch()
     assert repeat.main(["--folder", "mine", "--runs", "3", "--seed_everything=1", "--fail=2"]) == 0
