@@ -13,7 +13,8 @@ LONGEST = 40
 _LATIN = str.maketrans({"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th"})
 #: Modules that are installed under another name than their distribution has in the lock file, and tools.
 _MODULES = """
-    absl attr caffe2 conda coreweave_evaluations cuda cv2 dateutil functorch git google grpc importlinter isympy
+    absl attr caffe2 conda coreweave_evaluations cuda cv2 dateutil functorch git google grpc importlinter
+    ipykernel_launcher isympy
     jupyter lightning_fabric markdown_it mpl_toolkits mypyc nvidia opentelemetry pil pip pkg_resources py pylab
     requirements rpds setuptools sklearn slugify torchgen uv wheel xdist yaml zmq
 """

@@ -468,9 +468,10 @@ def _prepare(argv: list[str], folder: Path) -> Start:
     if wanted in (None, "null") or subcommand is None:
         return Start(None, configs, names)
     if wanted == "last" and subcommand == "fit":
-        path = newest_run_of(in_files, runs).absolute()
+        found = newest_run_of(in_files, runs)
     else:
-        path = find_checkpoint(wanted, runs, default="last" if subcommand == "fit" else "best").absolute()
+        found = find_checkpoint(wanted, runs, default="last" if subcommand == "fit" else "best")
+    path = found.absolute()
     if wanted in ("best", "last"):
         rank_zero_info(f"--ckpt_path {wanted}: {_short(path)}")
     argv.append(f"--ckpt_path={path}")  # the last one wins

@@ -186,6 +186,7 @@ def test_weights_that_are_missing_or_left_over_are_listed(tmp_path: Path) -> Non
 # ---- plain files on the command line
 
 
+@pytest.mark.slow
 def test_plain_weights_are_a_start_for_every_command(run_cli: RunCLI, tmp_path: Path) -> None:
     """``fit`` starts at step 0 with them; ``test`` scores them; ``predict`` prepares images as the given data does."""
     linear = [*TINY, "--model.network=helpers.Linear"]

@@ -31,6 +31,7 @@ def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, cli(folder, "fit").stdout
 
 
+@pytest.mark.slow
 def test_a_first_run_learns_the_shapes_and_says_how_to_go_on(first_run: tuple[Path, str]) -> None:
     folder, output = first_run
     (run,) = runs(folder)

@@ -376,6 +376,7 @@ def test_weights_are_the_same_bit_by_bit_with_and_without(tmp_path: Path) -> Non
     assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
 
 
+@pytest.mark.slow
 def test_two_processes_count_each_image_once(tmp_path: Path) -> None:
     options = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--data.num_val=41"]
     cli(tmp_path, "fit", *TINY, REPORT, *options)

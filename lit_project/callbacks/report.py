@@ -36,7 +36,7 @@ class Report(Callback):
     begins, and the confusion matrix and the worst mistakes when it ends.
 
     Needs a module whose ``validation_step`` and ``test_step`` return the logits ``[B, num_classes]``, and batches that
-    end up as images and targets; otherwise the report has only curves and the run record. Nothing here draws from a
+    end up as images and one class each; otherwise the report has only curves and the run record. Nothing here draws from a
     random generator or touches what is trained. A report that fails is a warning.
     """
 
@@ -103,7 +103,7 @@ class Report(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if trainer.sanity_checking or dataloader_idx or not isinstance(outputs, Tensor) or not _is_pair(batch):
+        if trainer.sanity_checking or dataloader_idx or not _is_classified(outputs, batch):
             return
         self._buffer.append((outputs.detach(), batch[1], getattr(_data(trainer), "batch_indices", None)))
         self._buffered += len(outputs)
@@ -275,6 +275,17 @@ def _or_warn(what: str, action: Callable[[], object]) -> None:
 
 def _data(trainer: L.Trainer) -> Any:
     return getattr(trainer, "datamodule", None)
+
+
+def _is_classified(outputs: Any, batch: Any) -> bool:
+    """Whether what a step returns are logits ``[B, num_classes]``, for a batch of images and classes ``[B]``."""
+    targets = batch[1] if _is_pair(batch) else None
+    return (
+        isinstance(outputs, Tensor)
+        and isinstance(targets, Tensor)
+        and (outputs.ndim, targets.ndim) == (2, 1)
+        and not targets.is_floating_point()
+    )
 
 
 def _is_pair(batch: Any) -> bool:

@@ -595,6 +595,7 @@ def test_the_command_of_the_exported_sweep_runs(run_cli: RunCLI, tmp_path: Path)
     assert list(folder.glob("wandb/*run-*-run1")), "W&B's agent finds it under the name that it gave"
 
 
+@pytest.mark.slow
 def test_the_best_config_runs_under_fit(run_cli: RunCLI, tmp_path: Path) -> None:
     space = {"model.optimizer": {"choices": ["torch.optim.AdamW"]}, "model.optimizer.lr": {"choices": [0.01]}}
     write(tmp_path, parameters=space, fixed=TINY_FIXED, n_trials=1)

@@ -190,6 +190,7 @@ def test_requirements_are_read_however_they_are_written() -> None:
     assert generate._requirements(text) == {"x", "a-b", "f", "g-h"}
 
 
+@pytest.mark.slow
 def test_its_tests_can_be_collected_and_it_trains(tmp_path: Path) -> None:
     cookiecutter(tmp_path, ROOT, **ANSWERS["no parts"])
     project = tmp_path / "bare-bones"
