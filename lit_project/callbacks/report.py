@@ -36,8 +36,8 @@ class Report(Callback):
     begins, and the confusion matrix and the worst mistakes when it ends.
 
     Needs a module whose ``validation_step`` and ``test_step`` return the logits ``[B, num_classes]``, and batches that
-    end up as images and one class each; otherwise the report has only curves and the run record. Nothing here draws from a
-    random generator or touches what is trained. A report that fails is a warning.
+    end up as images and one class each; otherwise the report has only curves and the run record. Nothing here draws
+    from a random generator or touches what is trained. A report that fails is a warning.
     """
 
     def __init__(self) -> None:
