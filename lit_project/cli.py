@@ -467,11 +467,9 @@ def _prepare(argv: list[str], folder: Path) -> Start:
         wanted = str(started[-1]) if started else None
     if wanted in (None, "null") or subcommand is None:
         return Start(None, configs, names)
-    if wanted == "last" and subcommand == "fit":
-        found = newest_run_of(in_files, runs)
-    else:
-        found = find_checkpoint(wanted, runs, default="last" if subcommand == "fit" else "best")
-    path = found.absolute()
+    default = "last" if subcommand == "fit" else "best"
+    newest = wanted == "last" and subcommand == "fit"
+    path = (newest_run_of(in_files, runs) if newest else find_checkpoint(wanted, runs, default=default)).absolute()
     if wanted in ("best", "last"):
         rank_zero_info(f"--ckpt_path {wanted}: {_short(path)}")
     argv.append(f"--ckpt_path={path}")  # the last one wins

@@ -160,6 +160,7 @@ def test_a_network_gets_the_class_count_of_the_data_not_the_default_networks(run
     assert "Nothing was trained" in again.stdout
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_config_is_not_tested_on_the_default(
     run_cli: RunCLI, tiny_run: Path, tmp_path: Path
 ) -> None:
@@ -178,6 +179,7 @@ def test_scientific_notation_is_a_number(run_cli: RunCLI, tmp_path: Path) -> Non
     assert printed["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 1e-5
 
 
+@pytest.mark.slow
 def test_short_names_and_foreign_networks(run_cli: RunCLI, tmp_path: Path) -> None:
     tiny = [*TINY, "--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1"]
     run_cli(
@@ -229,6 +231,7 @@ def test_best_and_run_folder_name_the_checkpoint(run_cli: RunCLI, tmp_path: Path
     run_cli("validate", f"--ckpt_path=runs/{run.name}")
 
 
+@pytest.mark.slow
 def test_an_explicit_argument_wins_over_the_checkpoint(run_cli: RunCLI, tiny_run: Path, tmp_path: Path) -> None:
     """Lightning 2.6 lets the checkpoint's hyper-parameters beat the command line."""
     fitted, slower = (tmp_path / "runs" / name for name in ("fit-1", "fit-2"))
@@ -279,6 +282,7 @@ def test_checkpoints_load_as_plain_data_and_rebuild_the_model(tiny_run: Path) ->
 # ---- anywhere
 
 
+@pytest.mark.slow
 def test_from_another_folder(run_cli: RunCLI, tmp_path: Path) -> None:
     """The project's configs are found by their usual names, and runs land where one stands."""
     run_cli("fit", "--config=configs/trainer/debug.yaml", *TINY)

@@ -190,6 +190,7 @@ def test_overfit_validates_on_the_very_batches_it_trains_on_and_learns_them(run_
     assert val[-1] == 1.0
 
 
+@pytest.mark.slow
 def test_two_nodes_make_one_run(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

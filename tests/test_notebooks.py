@@ -35,6 +35,7 @@ def test_it_is_kept_valid_and_without_outputs(name: str) -> None:
     assert len(notebook.cells) < 20
 
 
+@pytest.mark.slow
 def test_first_run(tmp_path: Path) -> None:
     output = execute("01_first_run.ipynb", tmp_path, f"{SMALL} {SHAPES}")
     assert "Best checkpoint: runs/fit-" in output

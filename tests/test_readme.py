@@ -73,6 +73,7 @@ def test_command(workplace: Path, tiny_run: Path, command: str) -> None:
         assert (runs(workplace, f"{arguments[0]}-*")[-1] / "csv" / "metrics.csv").is_file()
 
 
+@pytest.mark.slow
 def test_own_images_from_the_folder_to_predictions(tmp_path: Path) -> None:
     """Ten images a class, of different sizes, and nothing else: with the clone and the installation, five commands."""
     assert [command.split()[0] for command in OWN_IMAGES] == ["fit", "test", "predict"]

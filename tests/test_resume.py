@@ -192,6 +192,7 @@ def files(run: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
     cli(tmp_path, "fit", *RUN, "--trainer.max_epochs=1")
     (run,) = runs(tmp_path)
@@ -261,6 +262,7 @@ def test_last_is_the_newest_run_of_the_config_that_is_given(tmp_path: Path) -> N
     assert "none of the 2 runs there has this config" in missing.stderr
 
 
+@pytest.mark.slow
 def test_a_requeued_job_goes_on_in_its_folder(tmp_path: Path, whole: Path) -> None:
     command = ["fit", *RUN, "--trainer.plugins=lightning.pytorch.plugins.environments.LightningEnvironment"]
     cli(tmp_path, *command, "--trainer.max_time=00:00:00:00", SLURM_JOB_ID="77", SLURM_RESTART_COUNT="0")

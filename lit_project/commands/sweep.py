@@ -422,12 +422,12 @@ def html(name: str, study: "optuna.Study", metric: str, trials: str) -> str:
     }
     parts = []
     for title, draw in drawn.items():
-        with warnings.catch_warnings():
+        image = io.StringIO()
+        with warnings.catch_warnings(), mpl.rc_context():  # Optuna sets a style for good
             warnings.simplefilter("ignore")  # that the plots are experimental
             draw()
-        image = io.StringIO()
-        plt.gcf().savefig(image, format="svg", bbox_inches="tight")
-        plt.close("all")
+            plt.gcf().savefig(image, format="svg", bbox_inches="tight")
+            plt.close("all")
         _, start, rest = image.getvalue().partition("<svg")
         parts.append(f"<h2>{title}</h2>\n{start}{rest}")
     style = "body{font:16px sans-serif;max-width:60rem;margin:auto;padding:1rem}svg{max-width:100%;height:auto}"

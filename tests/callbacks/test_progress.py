@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from conftest import TINY, cli
 
 from lit_project.callbacks.progress import _duration
@@ -34,6 +35,7 @@ def test_on_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
     assert "4/4" in shown
 
 
+@pytest.mark.slow
 def test_a_bar_for_the_test_and_none_when_switched_off(tmp_path: Path) -> None:
     cli(tmp_path, "fit", *ARGUMENTS, "--trainer.enable_progress_bar=false")
     shown = cli(tmp_path, "test", "--ckpt_path=best", TTY_COMPATIBLE="1").stderr

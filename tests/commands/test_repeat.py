@@ -276,6 +276,7 @@ def test_without_scipy_it_says_how_to_get_it(folder: Path, monkeypatch: pytest.M
 # ---- with the real command line
 
 
+@pytest.mark.slow
 def test_a_real_repeat(tmp_path: Path) -> None:
     printed = cli(tmp_path, "repeat", "--runs=2", "--jobs=2", "--seed_everything=3", *TINY).stdout
     path = found(tmp_path)

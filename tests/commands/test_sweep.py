@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import optuna
 import pytest
 import yaml
@@ -142,6 +143,15 @@ def test_a_killed_sweep_goes_on(tmp_path: Path, orphans: bool) -> None:
     assert yaml.safe_load((tmp_path / "runs/sweeps/s/best.yaml").read_text())["model"]["lr"] == best
     assert run(tmp_path).count("complete") == 12, "nothing is left to do"
     assert sum(map(len, starts(tmp_path).values())) == 12 + len(cut)
+
+
+def test_the_page_leaves_the_style_of_other_plots_alone() -> None:
+    """Optuna's plots set one for the whole process."""
+    study = optuna.create_study()
+    study.optimize(lambda trial: trial.suggest_float("lr", 0, 1), n_trials=3)
+    before = {name: value for name, value in matplotlib.rcParams.items() if name != "backend"}
+    assert "<svg" in sweep.html("s", study, "val/loss", "")
+    assert before.items() <= dict(matplotlib.rcParams).items()
 
 
 def test_two_sweeps_on_one_journal_share_the_trials(tmp_path: Path) -> None:
