@@ -271,8 +271,9 @@ def generate(root: Path, folder: Path, answers: Answers) -> None:
     files = project(root, answers)
     write(folder, files)
     # `cruft update` and `cruft diff` make projects only to compare them file by file, in a temporary folder
-    compared = "_output_dir" not in answers and folder.parent.resolve().parent == Path(tempfile.gettempdir()).resolve()
-    if compared and folder.parent.name.startswith("tmp"):
+    parent = folder.parent.resolve()
+    temporary = parent.parent == Path(tempfile.gettempdir()).resolve() and re.fullmatch(r"tmp\w{8}", parent.name)
+    if "_output_dir" not in answers and temporary:
         return
     first_commit(folder, files, answers)
     print(f"Made {folder.name}: {len(files)} files and a first commit. The first lines of its README say how to start.")

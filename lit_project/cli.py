@@ -439,16 +439,19 @@ def main() -> None:
 
 
 def _prepare(argv: list[str], folder: Path) -> Start:
-    """Resolve config and checkpoint paths in ``argv`` in place."""
-    for index, argument in enumerate(argv):
-        option, _, value = argument.partition("=")
-        if option in ("-c", "--config"):
-            if value:
-                argv[index] = f"{option}={find_config(value)}"
-            elif index + 1 < len(argv):
-                argv[index + 1] = find_config(argv[index + 1])
-    configs = [CONFIGS / "default.yaml"]
+    """Resolve config and checkpoint paths in ``argv`` in place, and put configs before options, which win."""
     subcommand = next((argument for argument in argv[1:] if argument in CLI.subcommands()), None)
+    first = argv.index(subcommand) + 1 if subcommand else 1
+    given_configs, options = [], []
+    arguments = iter(argv[first:])
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        if option in ("-c", "--config") and (value := value if equals else next(arguments, "")):
+            given_configs.append(f"{option}={find_config(value)}")
+        else:
+            options.append(argument)
+    argv[first:] = given_configs + options
+    configs = [CONFIGS / "default.yaml"]
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("-c", "--config", action="append", default=[])
     finder.add_argument("--ckpt_path", nargs="?")

@@ -179,6 +179,14 @@ def test_scientific_notation_is_a_number(run_cli: RunCLI, tmp_path: Path) -> Non
     assert printed["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 1e-5
 
 
+def test_an_option_wins_over_a_config_wherever_it_stands(run_cli: RunCLI, tmp_path: Path) -> None:
+    (tmp_path / "long.yaml").write_text("trainer:\n  max_epochs: 3\n  gradient_clip_val: 0.5\n")
+    (tmp_path / "short.yaml").write_text("trainer:\n  gradient_clip_val: 0.25\n")
+    command = ["fit", "--trainer.max_epochs=7", "--config", "long.yaml", "--print_config", "-c=short.yaml"]
+    trainer = yaml.safe_load(run_cli(*command).stdout)["trainer"]
+    assert (trainer["max_epochs"], trainer["gradient_clip_val"]) == (7, 0.25)
+
+
 @pytest.mark.slow
 def test_short_names_and_foreign_networks(run_cli: RunCLI, tmp_path: Path) -> None:
     tiny = [*TINY, "--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1"]

@@ -43,7 +43,7 @@ def read(path: Path) -> Seen:
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["no workers", "two workers"])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Seen]:
-    """Also: the port that launchers like to use is taken (case 57)."""
+    """Also: the port that launchers like to use is taken."""
     folder = tmp_path_factory.mktemp("ddp")
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # somebody else has it already

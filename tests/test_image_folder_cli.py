@@ -100,7 +100,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     fill(root / "test", dict.fromkeys(COLOURS, 8), seed=20_000)
     for position in range(3):
         (root / "test" / "blue" / f"{position}.png").rename(root / "test" / "red" / f"stray {position}.png")
-    # none of it is the user's (case 4)
+    # none of it is the user's
     for junk in ("train/.ipynb_checkpoints/0.png", "train/__MACOSX/red/0.png", "train/red/.cache/0.png"):
         (root / junk).parent.mkdir(parents=True)
         shutil.copy(root / "train" / "red" / "0.png", root / junk)
@@ -168,7 +168,7 @@ def test_accuracy_is_what_a_hand_count_over_the_predictions_gives(trained: Train
 
 
 def test_a_file_is_the_same_image_in_fit_and_in_predict(trained: Trained) -> None:
-    """Modes, transparency and rotation (cases 6, 7), by what the network was given in both."""
+    """Modes, transparency and rotation, by what the network was given in both."""
     glob = "images/val/*/*.*"
     predict = ["predict", f"--ckpt_path={trained.best}", f"--images={glob}", "--output=glob.csv"]
     cli(trained.folder, *predict, RECORD, PYTHONPATH=TESTS)
@@ -213,7 +213,7 @@ def test_predict_takes_one_file_and_says_when_there_is_none(
 def test_other_classes_than_the_models_are_refused(
     trained: Trained, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Case 39: more classes; and as many, but others, which would be scored against the wrong names."""
+    """More classes; and as many, but others, which would be scored against the wrong names."""
     fill(tmp_path / "four" / "train", dict.fromkeys([*COLOURS, "yellow"], 3))
     fill(tmp_path / "other" / "train", dict.fromkeys(["blue", "green", "yellow"], 3))
     monkeypatch.chdir(tmp_path)
@@ -276,7 +276,7 @@ def test_broken_images_are_all_named_before_training(
 def test_skipping_trains_on_the_rest_and_val_may_lack_a_class(
     damaged: tuple[Path, list[Path]], run_cli: RunCLI, tmp_path: Path
 ) -> None:
-    """Case 1: red keeps the index that it has in train. With a worker, which needs its own options (case 15)."""
+    """Red keeps the index that it has in train. With a worker, which needs its own options."""
     root, broken = damaged
     skip = ["--data.on_bad_image=skip", "--data.num_workers=1"]
     done = run_cli(*FIT, *ONE_BATCH, f"--data.root={root}", *skip, RECORD, PYTHONPATH=TESTS)
@@ -343,7 +343,7 @@ def test_a_folder_that_is_laid_out_wrongly(
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("data", ["Shapes10", "SmallCIFAR10"])
 def test_any_number_of_workers(run_cli: RunCLI, tmp_path: Path, data: str, workers: int) -> None:
-    """Case 15: the options that only workers have are dropped without any. Image folders have both above."""
+    """The options that only workers have are dropped without any. Image folders have both above."""
     options = [*TINY, "--trainer.max_epochs=2"]
     if data == "SmallCIFAR10":
         (tmp_path / CIFAR10.source.filename).write_bytes(small_cifar10()[0])
