@@ -26,7 +26,7 @@ import traceback
 import warnings
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import lightning as L
 import torch
@@ -470,7 +470,7 @@ def _prepare(argv: list[str], folder: Path) -> Start:
         wanted = str(started[-1]) if started else None
     if wanted in (None, "null") or subcommand is None:
         return Start(None, configs, names)
-    default = "last" if subcommand == "fit" else "best"
+    default: Literal["best", "last"] = "last" if subcommand == "fit" else "best"
     newest = wanted == "last" and subcommand == "fit"
     path = (newest_run_of(in_files, runs) if newest else find_checkpoint(wanted, runs, default=default)).absolute()
     if wanted in ("best", "last"):
