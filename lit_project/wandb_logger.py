@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import lightning as L
 import lightning.pytorch.loggers
 import yaml
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from torch import Tensor
 
 from lit_project.errors import InputError
 from lit_project.provenance import git_state
@@ -196,6 +198,18 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
                     self._logged.setdefault(int(row[_STEP]), set()).update(row)
 
     # ---- the end
+
+    @rank_zero_only
+    def log_graph(  # type: ignore[override]  # as Lightning's own loggers do
+        self, model: L.LightningModule, input_array: Tensor | None = None
+    ) -> None:
+        """No graph: Lightning calls this when a fit begins, and so tells whose best checkpoint is the run's.
+
+        What ``after_save_checkpoint`` tells is not enough: a resumed run may end with the best of the process before.
+        """
+        trainer = model.trainer
+        if self._log_model and trainer.state.fn == "fit":
+            self._checkpoint_callbacks |= {id(callback): callback for callback in trainer.checkpoint_callbacks}
 
     @rank_zero_only
     def finalize(self, status: str) -> None:

@@ -344,6 +344,25 @@ def test_fit_and_test_with_one_logger_are_one_run(said: list[str], tmp_path: Pat
 # ---- going on
 
 
+def test_a_run_that_goes_on_without_a_new_best_uploads_the_one_before(said: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "run" / "best.ckpt"
+
+    def train(*callbacks: Callback, ckpt_path: Path | None = None) -> None:
+        logger = WandbLogger(str(tmp_path / "run"), id="run", log_model=True)
+        best = ModelCheckpoint(file.parent, file.stem, monitor="epoch", mode="min")  # the first stays the best
+        given = QUIET | {"logger": logger, "enable_checkpointing": True, "callbacks": [best, *callbacks]}
+        L.Trainer(**given, max_epochs=2, limit_train_batches=2).fit(Logging(), ckpt_path=ckpt_path)
+
+    with pytest.raises(Stopped):
+        train(Ends("Stopped", step=3))
+    train(ckpt_path=file)
+    first, second = logs(tmp_path / "run")
+    assert records(first, "artifact") == []
+    (artifact,) = records(second, "artifact")
+    assert set(artifact.aliases) == {"best", "latest"}
+    assert artifact.manifest.contents[0].size == file.stat().st_size
+
+
 KILLED = """
 import os, signal, sys, time
 from pathlib import Path
