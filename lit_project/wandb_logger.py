@@ -1,6 +1,8 @@
 """Weights & Biases: Lightning's logger, which goes offline by itself and ends with the run's exit status."""
 
 import importlib.util
+import json
+import os
 import shutil
 import struct
 import sys
@@ -10,10 +12,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import lightning as L
 import lightning.pytorch.loggers
 import yaml
 from lightning.fabric.loggers.logger import rank_zero_experiment
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from torch import Tensor
 
 from lit_project.errors import InputError
 from lit_project.provenance import git_state
@@ -35,7 +40,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
     * The config is the run folder's ``config.yaml``; the commit is this project's, wherever the run folder is.
     * When the trainer is done, the run is closed with the status that the process ends with: a run that failed or was
       stopped is not left to be found dead. A later ``trainer.test`` with the same logger goes on in the same run.
-    * A run that goes on after it was killed does not log again what it had logged already.
+    * A run that goes on after it was killed has each row once: anew where nothing was sent yet, else as it was sent.
 
     Args:
         save_dir: the run's folder; wandb's files come into ``wandb/`` there.
@@ -84,7 +89,10 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         self._timeout = timeout
         folder = Path(save_dir)
         self._folder, self._config_file, self._diff = folder / "wandb", folder / "config.yaml", folder / "diff.patch"
-        self._logged: dict[int, set[str]] = {}  # names by step, of the process that this one goes on from
+        self._resume_step: int | None = None
+        #: What the server has of the process that this one goes on from: JSON by name, by step.
+        self._logged: dict[int, dict[str, str]] = {}
+        self._said_differs = False
 
     # ---- the beginning
 
@@ -157,7 +165,10 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         self._wandb_init |= self._given | {"config": config, "mode": mode, "settings": settings}
         self._wandb_init["project"] = self._project = self._given["project"] or known.project or DEFAULT_PROJECT
         self._wandb_init["name"] = self._given["name"] or known.run_name or self._id
+        if self._resume_step is not None and mode != "disabled":
+            self._drop_from(self._resume_step)
         run = super().experiment
+        self._resume_step = None  # from now on the logs are of this process too
         if mode == "online":  # what had been written but not sent is logged again
             sent = run.summary.get(_STEP, -1)
             self._logged = {step: names for step, names in self._logged.items() if step <= sent}
@@ -179,23 +190,54 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log a row, less what the process that this one goes on from has logged."""
+        """Log a row, less what the server has of it from the process that this one goes on from."""
         _ = self.experiment  # which knows what has been sent
-        logged = {} if step is None else self._logged.get(step, set())
+        logged = {} if step is None else self._logged.get(step, {})
+        for name in logged.keys() & metrics.keys() - {"epoch"}:
+            before, now = json.loads(logged[name]), metrics[name]
+            # as text, since a NaN comes back as one
+            if not self._said_differs and isinstance(now, float) and str(float(before)) != str(now):
+                self._said_differs = True
+                rank_zero_info(
+                    f"W&B: up to step {max(self._logged)} the server keeps what was sent before the run was resumed, "
+                    f"which now differs: {name} of step {step} was {float(before)}, is {now}."
+                )
         new = {name: value for name, value in metrics.items() if name not in logged or name == "epoch"}
         if not logged or new.keys() - {"epoch"}:
             super().log_metrics(new, step)
 
     @rank_zero_only
     def resume_at(self, step: int) -> None:
-        """Leave out what an interrupted run logged at ``step`` or later: it would be logged again, and be the same."""
+        """Replace what an interrupted run logged at ``step`` or later: it will be logged again."""
+        self._resume_step = step
+
+    def _drop_from(self, step: int) -> None:
+        """Cut the logs that nothing was sent of; remember the rest, as the server does not change a row that it has."""
         for file in self._folder.glob("*run-*/*.wandb"):
-            for record in read_log(file):
+            is_sent = not file.parent.name.startswith("offline-") or Path(f"{file}.synced").exists()
+            for start, record in _positions(file):
                 row = {item.nested_key[0]: item.value_json for item in record.history.item if item.nested_key}
-                if int(row.get(_STEP, -1)) >= step:
-                    self._logged.setdefault(int(row[_STEP]), set()).update(row)
+                if int(row.get(_STEP, -1)) < step:
+                    continue
+                if not is_sent:
+                    os.truncate(file, start)
+                    break
+                self._logged.setdefault(int(row[_STEP]), {}).update(row)
 
     # ---- the end
+
+    @rank_zero_only
+    def log_graph(  # type: ignore[override]  # as Lightning's own loggers do
+        self, model: L.LightningModule, input_array: Tensor | None = None
+    ) -> None:
+        """No graph: Lightning calls this when a fit begins, and so tells whose best checkpoint is the run's.
+
+        What ``after_save_checkpoint`` tells is not enough: a resumed run may end with the best of the process before.
+        """
+        trainer = model.trainer
+        if self._log_model and trainer.state.fn == "fit":
+            callbacks = (one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint))
+            self._checkpoint_callbacks |= {id(callback): callback for callback in callbacks}
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
@@ -218,10 +260,16 @@ def read_log(file: Path) -> Iterator[Any]:
 
     Source: https://github.com/google/leveldb/blob/main/doc/log_format.md
     """
+    for _, record in _positions(file):
+        yield record
+
+
+def _positions(file: Path) -> Iterator[tuple[int, Any]]:
+    """The records, each with the byte at which it starts."""
     from wandb.proto import wandb_internal_pb2
 
     parse = wandb_internal_pb2.Record.FromString  # type: ignore[attr-defined]
-    data, at, parts = file.read_bytes(), 7, b""
+    data, at, start, parts = file.read_bytes(), 7, 7, b""
     while at + 7 <= len(data):
         left = 32768 - at % 32768
         checksum, length, kind = struct.unpack("<IHB", data[at : at + 7])
@@ -231,10 +279,12 @@ def read_log(file: Path) -> Iterator[Any]:
         end = at + 7 + length
         if zlib.crc32(data[at + 6 : end]) != checksum:
             return
+        if kind in (1, 2):  # whole, or the first part
+            start = at
         parts += data[at + 7 : end]
         at = end
         if kind in (1, 4):  # whole, or the last part
-            yield parse(parts)
+            yield start, parse(parts)
             parts = b""
 
 

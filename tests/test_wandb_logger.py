@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import wandb
 import yaml
@@ -23,6 +24,7 @@ from helpers import QUIET, TESTS
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.utilities import rank_zero_only
+from PIL import Image
 from wandb.sdk.lib import wbauth
 
 from lit_project.callbacks.last_checkpoint import Stopped
@@ -311,6 +313,22 @@ def test_no_key_and_no_setting_is_written(two_runs: tuple[list[Path], list[str]]
     assert not (home / ".config" / "wandb").exists()
 
 
+def test_images_come_with_their_captions(said: list[str], tmp_path: Path) -> None:
+    logger = WandbLogger(str(tmp_path / "run"), id="run")
+    picture = Image.fromarray(np.arange(8 * 6 * 3, dtype=np.uint8).reshape(8, 6, 3))
+    logger.log_image("worst mistakes", [picture, picture.rotate(180)], 4, caption=["ring 0.9, is dot", "dot 0.8"])
+    logger.log_image("confusion matrix", [picture], 4)
+    logger.finalize("success")
+    (log,) = logs(tmp_path / "run")
+    mistakes, matrix = rows(log)
+    assert mistakes[STEP] == matrix[STEP] == 4
+    assert mistakes["worst mistakes/captions"] == ["ring 0.9, is dot", "dot 0.8"]
+    assert (mistakes["worst mistakes/width"], mistakes["worst mistakes/height"]) == (6, 8)
+    files = [*mistakes["worst mistakes/filenames"], *matrix["confusion matrix/filenames"]]
+    shown = [np.asarray(Image.open(log.parent / "files" / file)) for file in files]
+    assert [(pixels == picture).all() for pixels in shown] == [True, False, True]
+
+
 # ---- how a run ends
 
 
@@ -342,6 +360,25 @@ def test_fit_and_test_with_one_logger_are_one_run(said: list[str], tmp_path: Pat
 
 
 # ---- going on
+
+
+def test_a_run_that_goes_on_without_a_new_best_uploads_the_one_before(said: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "run" / "best.ckpt"
+
+    def train(*callbacks: Callback, ckpt_path: Path | None = None) -> None:
+        logger = WandbLogger(str(tmp_path / "run"), id="run", log_model=True)
+        best = ModelCheckpoint(file.parent, file.stem, monitor="epoch", mode="min")  # the first stays the best
+        given = QUIET | {"logger": logger, "enable_checkpointing": True, "callbacks": [best, *callbacks]}
+        L.Trainer(**given, max_epochs=2, limit_train_batches=2).fit(Logging(), ckpt_path=ckpt_path)
+
+    with pytest.raises(Stopped):
+        train(Ends("Stopped", step=3))
+    train(ckpt_path=file)
+    first, second = logs(tmp_path / "run")
+    assert records(first, "artifact") == []
+    (artifact,) = records(second, "artifact")
+    assert set(artifact.aliases) == {"best", "latest"}
+    assert artifact.manifest.contents[0].size == file.stat().st_size
 
 
 KILLED = """
@@ -393,6 +430,37 @@ def test_a_killed_run_goes_on_in_the_same_run_with_nothing_twice_and_nothing_los
     assert logged(there.rows) == whole
     assert [row["_step"] for row in there.rows] == list(range(16))
     assert there.exit_codes == [1, 0], "killed, then finished"
+
+
+def test_what_is_logged_again_with_other_values_replaces_what_was_not_sent(said: list[str], tmp_path: Path) -> None:
+    """As after a resume with another schedule; what was sent stays, and one line says so."""
+
+    def log(folder: Path, first: int, factor: int, **options: Any) -> None:
+        logger = WandbLogger(str(folder), id="run", **options)
+        logger.resume_at(first)
+        for step in range(first, 6):
+            values = {"a nan": float("nan"), "inf": float("inf"), "flag": True, "long": "x" * 9_000}
+            logger.log_metrics(values | {"loss": float(step * factor)}, step)
+        logger.finalize("success")
+
+    def losses(folder: Path) -> list[list[float]]:
+        return [[row["loss"] for row in rows(log) if "loss" in row] for log in logs(folder)]
+
+    local, sent = tmp_path / "local", tmp_path / "sent"
+    for folder in (local, sent):
+        log(folder, 0, factor=1)
+    log(local, 3, factor=10, mode="disabled")  # which does not log it again
+    assert losses(local) == [[0, 1, 2, 3, 4, 5]]
+    log(local, 3, factor=10)
+    assert losses(local) == [[0, 1, 2], [30, 40, 50]]
+
+    Path(f"{logs(sent)[0]}.synced").touch()  # as wandb sync does
+    said.clear()
+    log(sent, 3, factor=10)
+    assert losses(sent) == [[0, 1, 2, 3, 4, 5], []]
+    (line,) = (line for line in said if "offline" not in line)
+    assert "up to step 5 the server keeps" in line
+    assert "loss of step 3 was 3.0, is 30.0" in line
 
 
 def test_what_was_written_but_not_sent_is_sent_when_the_run_goes_on(
