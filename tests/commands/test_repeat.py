@@ -21,6 +21,7 @@ from lit_project.errors import InputError
 #: Does what the real command line does to folders. `--fail=N` has seed N fail, `--hang=N` has it train for ever.
 STAND_IN = """
 import json, os, signal, sys, time
+from datetime import datetime
 from pathlib import Path
 
 subcommand, *options = sys.argv[1:]
@@ -40,7 +41,8 @@ with (root / "calls").open("a") as file:
     file.write(json.dumps({"subcommand": subcommand, **given, "environment": environment, "pid": os.getpid()}) + "\\n")
 print("training")
 seed = int(given.get("seed_everything", 0))
-record = {"subcommand": subcommand, "ckpt_path": given.get("ckpt_path"), "start": str(time.time()), "metrics": {}}
+record = {"subcommand": subcommand, "ckpt_path": given.get("ckpt_path"), "metrics": {}}
+record["start"] = record["end"] = datetime.now().astimezone().isoformat()
 record |= {"seed": seed, "exit_reason": "finished", "best": {"path": "checkpoints/best.ckpt"}, "config": {}}
 if subcommand == "test":
     run = Path(given["ckpt_path"]).parent.parent.name
