@@ -7,6 +7,7 @@ import csv
 import json
 import math
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -82,20 +83,25 @@ def monitored(config: dict[str, Any]) -> tuple[str, str] | None:
 def best_epoch(record: Record, rows: list[Row]) -> tuple[int | None, dict[str, float]]:
     """The epoch whose checkpoint a run kept as best, counted from 0, and all validation metrics of that epoch.
 
-    It is the epoch in which the monitored metric was best, the first of equals; the last one if none is monitored. Of
-    a run without ``metrics.csv`` only the best score is known.
+    It is the epoch with the score that the record has of the checkpoint, the first of equals. That score may be in no
+    row of ``metrics.csv``, as when the checkpoint is from an earlier run's folder: then nothing else is known of it. A
+    run that was killed, or goes on, has recorded none: it is the epoch in which the monitored metric was best, and the
+    last one if none is monitored.
     """
-    metric, mode = monitored(record.get("config") or {}) or ("", "max")
+    best = record.get("best") or {}
+    metric, mode = monitored(record.get("config") or {}) or (best.get("monitor") or "", "max")
+    score = number(best.get("score")) if best.get("monitor") == metric else None
     found = [row for row in rows if (value := number(row.get(metric))) is not None and math.isfinite(value)]
+    if score is not None and math.isfinite(score):
+        found = [row for row in found if math.isclose(float(row[metric]), score, rel_tol=1e-6)]
+        if not found:
+            return None, {metric: score}
     if found:
         row = (max if mode == "max" else min)(found, key=lambda row: float(row[metric]))
     else:
         row = next((row for row in reversed(rows) if any(_is_val(name) and row[name] for name in row)), {})
     values = {name: number(text) for name, text in row.items() if _is_val(name) or name == metric}
     scores = {name: value for name, value in values.items() if value is not None}
-    best = record.get("best") or {}
-    if not rows and (score := number(best.get("score"))) is not None:
-        scores[best["monitor"]] = score
     epoch = number(row.get("epoch"))
     return None if epoch is None else int(epoch), scores
 
@@ -113,15 +119,36 @@ def tests_in(runs: Path) -> dict[tuple[str, str], Record]:
             continue
         checkpoint = Path(record.get("ckpt_path") or "")
         key = (checkpoint.parent.parent.name, checkpoint.name)
-        if record["exit_reason"] == "finished" and (key not in found or record["start"] >= found[key]["start"]):
+        if record["exit_reason"] == "finished" and (key not in found or _start(record) >= _start(found[key])):
             found[key] = record
     return found
 
 
 def test_of(folder: Path, record: Record, tests: dict[tuple[str, str], Record]) -> Record | None:
-    """The record of the newest test of a run's best checkpoint; ``tests`` are those in the folder the run is in."""
-    best = Path((record.get("best") or {}).get("path") or "best.ckpt").name
-    return tests.get((folder.name, best))
+    """The record of the newest test of a run's best checkpoint; ``tests`` are those in the folder the run is in.
+
+    One that was made before the run went on and replaced the checkpoint is of another model, and not returned.
+    """
+    best = record.get("best") or {}
+    path = folder / (best.get("path") or "checkpoints/best.ckpt")
+    test = tests.get((folder.name, path.name))
+    return test if test and (written := _last_written(record, path)) and _start(test) >= written else None
+
+
+def _last_written(record: Record, checkpoint: Path) -> datetime | None:
+    """A time, in whole seconds, after which a run's best checkpoint was not replaced; None if nothing tells it."""
+    best, end = record.get("best") or {}, record["end"]
+    if end is None:  # it was killed, or goes on
+        return datetime.fromtimestamp(int(checkpoint.stat().st_mtime), UTC) if checkpoint.is_file() else None
+    for earlier in reversed(record.get("earlier", [])):
+        if best.get("score") is None or earlier["best"] != best:
+            break
+        end = earlier["end"]
+    return datetime.fromisoformat(end)
+
+
+def _start(record: Record) -> datetime:
+    return datetime.fromisoformat(record["start"])
 
 
 def _is_val(name: str | None) -> bool:

@@ -23,6 +23,7 @@ CONFIG: dict[str, Any] = {
 def made_run(folder: Path, *epochs: dict[str, Any], config: dict[str, Any] = CONFIG, **record: Any) -> Path:
     """Write ``run.json``, and ``metrics.csv`` with a row for each epoch if there are any."""
     folder.mkdir(parents=True)
+    scores = [value for row in epochs if isinstance(value := row.get("val/acc"), float)]
     values = {
         "subcommand": "fit",
         "ckpt_path": None,
@@ -30,7 +31,7 @@ def made_run(folder: Path, *epochs: dict[str, Any], config: dict[str, Any] = CON
         "end": "2026-11-30T10:02:03+00:00",
         "exit_reason": "finished",
         "pid": 1,
-        "best": {"path": "checkpoints/best.ckpt", "monitor": "val/acc", "score": 0.5},
+        "best": {"path": "checkpoints/best.ckpt", "monitor": "val/acc", "score": max(scores, default=0.5)},
         "metrics": {},
         "seed": config["seed_everything"],
         "git": {"commit": "0123456789abcdef", "changed": False},
@@ -52,4 +53,5 @@ def made_test(run: Path, name: str = "test-1", checkpoint: str = "best.ckpt", **
     """Write the folder of a test of a run, beside it."""
     path = f"/elsewhere/{run.name}/checkpoints/{checkpoint}"
     values = {"data": {"test": {"images": 20, "sha256": "test-sha256"}}, "metrics": {"test/loss": 1.5, "test/acc": 0.5}}
+    values |= {"start": "2026-11-30T10:30:00+00:00"}  # after the end of the run
     return made_run(run.parent / name, subcommand="test", ckpt_path=path, **values | record)

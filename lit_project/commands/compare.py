@@ -2,8 +2,9 @@
 
 Given are run folders, repeat folders, or quoted globs such as "runs/fit-*". The validation metrics of a run are those
 of its best epoch, by the metric that it monitored; the test metrics are of the newest test of its best checkpoint,
-looked for beside it. Two repeats are also told apart, or not, by Welch's t-test: whether the difference of their means
-is more than the noise of training with other seeds. The page, compare.html, is one file with the learning curves.
+looked for beside it; a test from before the run replaced that checkpoint does not count. Two repeats are also told
+apart, or not, by Welch's t-test: whether the difference of their means is more than the noise of training with other
+seeds. The page, compare.html, is one file with the learning curves.
 """
 
 import argparse

@@ -5,9 +5,10 @@ all. The first has the seed of the config or of --seed_everything, each further 
 goes to seed-N.log. The result is printed and kept in repeat.json: the validation metrics are those of each run's best
 epoch; with --test true its best checkpoint is tested too. The interval is Student's t for the mean over seeds.
 
-A run that fails is reported, and the others go on; the exit status is then 1. After a kill or Ctrl-C the same command,
-or --folder alone, goes on: finished runs are kept, an interrupted one continues exactly where its last checkpoint is.
-With --folder, failed runs are tried again, and --runs 10 adds to what were 5.
+A run that fails is reported, and the others go on; the exit status is then 1, as when --trainer.max_time cut a run off.
+After that, a kill or Ctrl-C the same command, or --folder alone, goes on: finished runs are kept, an interrupted one
+continues exactly where its last checkpoint is. With --folder, failed runs are tried again, and --runs 10 adds to what
+were 5.
 """
 
 import argparse
@@ -40,7 +41,10 @@ _CLI = [sys.executable, "-m", "lit_project.cli"]
 
 
 def main(argv: list[str]) -> int:
-    """Exit status 0 if all runs finished, 1 if one failed, 130 or 143 if it was told to stop."""
+    """Exit status 0 if all runs finished, 1 if one did not, 128 + the number of the signal that told it to stop.
+
+    That is 130 for Ctrl-C, 143 for SIGTERM and 129 for SIGHUP.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m lit_project.cli repeat",
         usage="%(prog)s [--runs N] [--test true] [--jobs N] [--folder FOLDER] [any option of fit]",
@@ -251,7 +255,8 @@ class Repeat:
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-        self.state["end"] = None if self.signal else _now()
+        done = not self.signal and all(result["exit"] for result in self.state["results"])
+        self.state["end"] = _now() if done else None
         self._save()
         return self._report()
 
@@ -262,7 +267,8 @@ class Repeat:
                 self._start(*waiting.pop(0))
             for job in [job for job in self.running if job.process.poll() is not None]:
                 self.running.remove(job)
-                if job.process.returncode == 0 and len(job.stages) > 1:
+                finished = job.process.returncode == 0 and self._exit_reason(job.result["seed"]) == FINISHED
+                if finished and len(job.stages) > 1:
                     waiting.insert(0, (job.result, job.stages[1:]))
                 else:
                     self._conclude(job)
@@ -292,6 +298,11 @@ class Repeat:
                 finished = record["exit_reason"] == FINISHED
                 found.append((finished, _last_checkpoint(file.parent).is_file(), record["start"], file.parent))
         return max(found)[-1] if found else None
+
+    def _exit_reason(self, seed: int) -> str | None:
+        """How the run with this seed ended: one that ``trainer.max_time`` cut off has exit status 0 too."""
+        folder = self._folder_of(seed)
+        return read_record(folder)["exit_reason"] if folder else None
 
     def _start(self, result: dict[str, Any], stages: list[str]) -> None:
         seed = result["seed"]
@@ -342,8 +353,10 @@ class Repeat:
         """Note how a result's last process ended."""
         seed, status = job.result["seed"], job.process.returncode
         duration = timedelta(seconds=round(time.monotonic() - job.started))
-        folder = self._folder_of(seed)
-        if status == 0 and folder is not None:
+        folder, reason = self._folder_of(seed), self._exit_reason(seed)
+        if status == 0 and folder is not None and reason != FINISHED:
+            print(f"seed {seed}: {job.stages[0]} {reason}, after {duration}", flush=True)
+        elif status == 0 and folder is not None:
             self._note(job.result, folder)
             metric, _ = monitored(self.state["config"]) or ("", "")
             metrics = job.result["metrics"]
@@ -406,10 +419,12 @@ class Repeat:
             print(f"Stopped by {signal.Signals(self.signal).name}. To go on: {go_on}")
             return 128 + self.signal
         print(f"Repeat folder: {_short(self.folder)}")
-        if len(finished) < len(results):
-            print(f"{len(results) - len(finished)} of {len(results)} runs failed. To try them again: {go_on}")
-            return 1
-        return 0
+        unfinished = sum(result["exit"] is None for result in results)
+        if unfinished:
+            print(f"{unfinished} of {len(results)} runs did not come to their end. To go on: {go_on}")
+        if failed := len(results) - len(finished) - unfinished:
+            print(f"{failed} of {len(results)} runs failed. To try them again: {go_on}")
+        return 1 if failed or unfinished else 0
 
     def _log(self, seed: int) -> Path:
         return self.folder / f"seed-{seed}.log"

@@ -83,11 +83,13 @@ def run_again(old: Path, record: dict[str, Any]) -> Path:
         command.append(f"--ckpt_path={checkpoint}")
     environment = {"OMP_NUM_THREADS": str(record["machine"]["threads"]), **os.environ}
     cwd = record["cwd"] if Path(record["cwd"]).is_dir() else None  # relative paths in the config start there
+    pattern = f"{record['subcommand']}-*/run.json"
+    earlier = set(old.parent.glob(pattern))
     process = subprocess.Popen(command, cwd=cwd, env=environment)
     if status := process.wait():
         raise InputError(f"Running {old} again failed with exit status {status}; the reason is above.")
-    for path in old.parent.glob(f"{record['subcommand']}-*/run.json"):
-        if json.loads(path.read_text())["pid"] == process.pid and path.parent != old:
+    for path in set(old.parent.glob(pattern)) - earlier:  # in containers a process ID comes again and again
+        if json.loads(path.read_text())["pid"] == process.pid:
             return path.parent
     raise InputError(f"The new run has left no run.json in {old.parent}.")
 

@@ -18,9 +18,11 @@ from helpers import TESTS
 from lit_project.commands import repeat
 from lit_project.errors import InputError
 
-#: Does what the real command line does to folders. `--fail=N` has seed N fail, `--hang=N` has it train for ever.
+#: Does what the real command line does to folders. `--fail=N` has seed N fail, `--hang=N` has it train for ever, and
+#: `--late=N` has its time be up.
 STAND_IN = """
 import json, os, signal, sys, time
+from datetime import datetime
 from pathlib import Path
 
 subcommand, *options = sys.argv[1:]
@@ -40,7 +42,8 @@ with (root / "calls").open("a") as file:
     file.write(json.dumps({"subcommand": subcommand, **given, "environment": environment, "pid": os.getpid()}) + "\\n")
 print("training")
 seed = int(given.get("seed_everything", 0))
-record = {"subcommand": subcommand, "ckpt_path": given.get("ckpt_path"), "start": str(time.time()), "metrics": {}}
+record = {"subcommand": subcommand, "ckpt_path": given.get("ckpt_path"), "metrics": {}}
+record["start"] = record["end"] = datetime.now().astimezone().isoformat()
 record |= {"seed": seed, "exit_reason": "finished", "best": {"path": "checkpoints/best.ckpt"}, "config": {}}
 if subcommand == "test":
     run = Path(given["ckpt_path"]).parent.parent.name
@@ -64,6 +67,11 @@ if given.get("hang") == str(seed) and not Path("go").exists():
     file.write_text(json.dumps(record | {"exit_reason": "running"}))
     while not Path("go").exists():
         time.sleep(0.01)
+if given.get("late") == str(seed) and not Path("go").exists():
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    (folder / "checkpoints" / "last.ckpt").touch()
+    file.write_text(json.dumps(record | {"exit_reason": "interrupted as its time is up"}))
+    sys.exit()
 if given.get("fail") in (str(seed), "all") and not Path("go").exists():
     file.write_text(json.dumps(record | {"exit_reason": "failed"}))
     sys.exit("error: no luck\\n  traceback: somewhere")
@@ -183,7 +191,12 @@ def test_when_all_fail_there_is_nothing_to_tell(folder: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+    ("number", "status"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
 )
 def test_it_ends_in_order_and_the_same_command_goes_on(folder: Path, number: int, status: int) -> None:
     command = [sys.executable, "repeat.py", "--runs=3", "--hang=8"]
@@ -207,6 +220,28 @@ def test_it_ends_in_order_and_the_same_command_goes_on(folder: Path, number: int
         ("8", None),
         ("8", f"{path}/fit-8/checkpoints/last.ckpt"),
         ("9", None),
+    ]
+    assert {exit for _, _, exit in told(path)} == {"finished"}
+
+
+def test_a_run_whose_time_was_up_is_unfinished_and_gone_on_with(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--runs", "3", "--test", "true", "--late=8"]
+    assert repeat.main(arguments) == 1, "although its exit status is 0"
+    path = found(folder)
+    assert told(path) == [(7, "fit-7", "finished"), (8, None, None), (9, "fit-9", "finished")]
+    assert state(path)["statistics"]["val/acc"]["mean"] == pytest.approx(0.8), "of 7 and 9 alone"
+    assert state(path)["statistics"]["val/acc"]["n"] == 2
+    assert [call["subcommand"] for call in calls(path)] == ["fit", "test", "fit", "fit", "test"]
+    printed = capsys.readouterr().out
+    assert "seed 8: fit interrupted as its time is up, after 0:00:0" in printed
+    command = f"python -m lit_project.cli repeat --folder runs/{path.name}"
+    assert printed.endswith(f"1 of 3 runs did not come to their end. To go on: {command}\n")
+    (folder / "go").touch()
+    assert repeat.main(arguments) == 0
+    assert [call.get("ckpt_path") for call in calls(path)[5:]] == [
+        f"{path}/fit-8/checkpoints/{name}.ckpt" for name in ("last", "best")
     ]
     assert {exit for _, _, exit in told(path)} == {"finished"}
 

@@ -116,7 +116,10 @@ def test_bits_are_compared_not_values(tmp_path: Path, one: Tensor, two: Tensor, 
 def test_it_starts_as_the_run_started(
     run: Path, monkeypatch: pytest.MonkeyPatch, subcommand: str, ckpt_path: str | None, given: bool
 ) -> None:
-    """The threads are those of the run, unless the user says otherwise, since sums depend on their number."""
+    """The threads are those of the run, unless the user says otherwise, since sums depend on their number.
+
+    Beside it are runs that had the same process ID, as in containers.
+    """
     started: dict[str, Any] = {}
 
     class Process:
@@ -134,6 +137,10 @@ def test_it_starts_as_the_run_started(
     path = ckpt_path and ckpt_path.format(run=run)
     machine = json.loads((run / "run.json").read_text())["machine"] | {"threads": 5}
     change(run, subcommand=subcommand, ckpt_path=path, machine=machine)
+    for number in range(2, 9):
+        (run.parent / f"{subcommand}-{number}").mkdir()
+        shutil.copy2(run / "run.json", run.parent / f"{subcommand}-{number}")
+        change(run.parent / f"{subcommand}-{number}", pid=99)
     assert rerun.run_again(run, rerun.read_record(run)) == run.with_name(f"{subcommand}-9")
     assert started["command"][3] == subcommand
     assert (f"--ckpt_path={path}" in started["command"]) == given
