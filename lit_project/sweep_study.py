@@ -71,37 +71,63 @@ class SharedStudy:
                 f"The study {sweep.name!r} was begun with another space; its trials would not compare:\n  {listed}\n"
                 "Undo the change, or begin a new study with --new (or a name of your own with --name NAME)."
             )
+        # one at a time begins trials in this folder or looks who runs them: what is being begun has no lease yet
+        self._lock = FileLock(sweep.path / "lock")
+        self._here = f"{socket.gethostname()}:{sweep.path}"
         #: The signs of life of trials elsewhere, and when they were first seen here: clocks differ between machines.
         self._signs: dict[tuple[int, Any], float] = {}
 
     def trials(self) -> list[FrozenTrial]:
-        """The trials that count: not those begun again under another number, nor any above ``n_trials``."""
+        """The trials that count: not those begun again under another number, nor any above ``n_trials``.
+
+        Two machines may have queued the same trial again, or one that had just come to its end after all: the number
+        that counts is then the trial's own if it has a result, or else the first of the others.
+        """
         trials = self.optuna.get_trials(deepcopy=False)
-        again = {trial.user_attrs.get("retry_of") for trial in trials}
-        return [trial for trial in trials if trial.number not in again and "surplus" not in trial.user_attrs]
+        results = {trial.number for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)}
+        counts: dict[int, int] = {}
+        for trial in trials:
+            if (before := trial.user_attrs.get("retry_of")) is not None:
+                counts.setdefault(before, before if before in results else trial.number)
+        return [
+            trial
+            for trial in trials
+            if counts.get(trial.number, trial.number) == trial.number
+            and counts.get(trial.user_attrs.get("retry_of", -1), trial.number) == trial.number
+            and "surplus" not in trial.user_attrs
+        ]
 
     def any_running(self) -> bool:
         """Whether a trial is running, here or elsewhere."""
         return any(trial.state == TrialState.RUNNING for trial in self.trials())
 
-    def ask(self) -> "tuple[optuna.Trial, dict[str, Any]] | None":
-        """The next trial and its values; None if all are taken."""
+    def ask(self) -> "tuple[optuna.Trial, dict[str, Any], Path, int] | None":
+        """The next trial, its values, and what ``lease`` gives; None if all are taken."""
+        with self._lock:
+            try:
+                return self._ask()
+            except optuna.exceptions.UpdateFinishedTrialError:  # another machine took it for dead, while this one slept
+                return None
+
+    def _ask(self) -> "tuple[optuna.Trial, dict[str, Any], Path, int] | None":
         if sum(trial.state != TrialState.WAITING for trial in self.trials()) >= self.sweep.n_trials:
             return None
         trial = self.optuna.ask()
-        trial.set_user_attr("host", socket.gethostname())
+        trial.set_user_attr("host", self._here)
+        if "retry_of" in trial.user_attrs:  # who queued it may have been killed before this
+            self.tell(trial.user_attrs["retry_of"], state=TrialState.FAIL)
         first = trial.user_attrs.get("first", trial.number)
         rank = sum(
             other.number < first and not other.user_attrs.keys() & {"retry_of", "surplus"}
             for other in self.optuna.get_trials(deepcopy=False)
         )
         # two processes may have counted at the same time: the order of the numbers tells which was one too many
-        if rank >= self.sweep.n_trials:
+        if rank >= self.sweep.n_trials or trial.number not in [other.number for other in self.trials()]:
             trial.set_user_attr("surplus", True)
             self.optuna.tell(trial, state=TrialState.FAIL)
             return None
         self.optuna.sampler = self.sweep.make_sampler(rank)
-        return trial, self.sweep.suggest(trial)
+        return trial, self.sweep.suggest(trial), *self.lease(trial)
 
     def lease(self, trial: optuna.Trial) -> tuple[Path, int]:
         """A trial's folder, and the open file whose lock says that somebody runs it.
@@ -119,29 +145,41 @@ class SharedStudy:
                 folder.mkdir(parents=True, exist_ok=name == trial.user_attrs.get("folder"))
             except FileExistsError:  # of a study of this name that is no more
                 continue
+            trial.set_user_attr("folder", name)
             if (file := _locked(folder)) is not None:
-                trial.set_user_attr("folder", name)
                 return folder, file
         raise AssertionError
 
     def take_over(self) -> None:
         """Have the trials begun again that nobody runs any more."""
+        with self._lock:
+            self._take_over()
+
+    def _take_over(self) -> None:
         for trial in self.optuna.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             folder = self.sweep.path / "trials" / trial.user_attrs.get("folder", "")
-            here = trial.user_attrs.get("host") == socket.gethostname() and "folder" in trial.user_attrs
+            here = trial.user_attrs.get("host") == self._here and "folder" in trial.user_attrs
             if here and folder.is_dir():
                 file = _locked(folder)
                 if file is not None:
-                    self.begin_again(trial)
-                    os.close(file)
+                    try:
+                        self.begin_again(trial)
+                    finally:
+                        os.close(file)
             else:
                 sign = trial.number, trial.user_attrs.get("alive")
                 if time.monotonic() - self._signs.setdefault(sign, time.monotonic()) > self.LEASE:
                     self.begin_again(trial)
 
     def begin_again(self, trial: FrozenTrial) -> None:
-        """End a trial whose process is gone, and queue another with its values."""
-        if self.tell(trial.number, state=TrialState.FAIL):
+        """Queue another trial with the values of one whose process is gone, and end that one.
+
+        In this order: who is killed in between leaves a trial that is found again.
+        """
+        trials = self.optuna.get_trials(deepcopy=False)
+        if any(other.number == trial.number and other.state.is_finished() for other in trials):
+            return  # since it was listed
+        if not any(other.user_attrs.get("retry_of") == trial.number for other in trials):
             attributes = {key: value for key, value in trial.user_attrs.items() if key not in ("alive", "host")}
             self.optuna.add_trial(
                 optuna.create_trial(
@@ -151,6 +189,7 @@ class SharedStudy:
                     user_attrs={"first": trial.number} | attributes | {"retry_of": trial.number},
                 )
             )
+        self.tell(trial.number, state=TrialState.FAIL)
 
     def tell(self, number: int, value: float | None = None, state: TrialState = TrialState.COMPLETE) -> bool:
         """End a trial; false if another process has done so."""

@@ -186,15 +186,24 @@ class Run:
         study: the study.
         trial: the trial.
         values: what is searched, by key.
+        folder: the trial's own.
+        lease: the open file whose lock says that the trial is run.
         metric: the column of ``metrics.csv`` that counts.
         slot: which of the sweep's workers it is, from 0 on.
     """
 
     def __init__(
-        self, study: "SharedStudy", trial: "optuna.Trial", values: dict[str, Any], metric: str, slot: int
+        self,
+        study: "SharedStudy",
+        trial: "optuna.Trial",
+        values: dict[str, Any],
+        folder: Path,
+        lease: int,
+        metric: str,
+        slot: int,
     ) -> None:
         self.study, self.trial, self.metric, self.slot = study, trial, metric, slot
-        self.folder, self.lease = study.lease(trial)
+        self.folder, self.lease = folder, lease
         self.number_reported = 0
         self.beaten = time.monotonic()
         self.pruned = self.lost = False

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -339,6 +340,104 @@ def test_another_machine_takes_over_after_a_while(tmp_path: Path, monkeypatch: p
     assert again is not None
     assert again[1] == asked[1], "the same values"
     assert study.ask() is None
+
+
+@pytest.fixture
+def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SharedStudy, dict[str, Any]]:
+    """A study whose only trial, with these values, was begun by a process that is gone."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, n_trials=1)
+    study = SharedStudy(read_sweep(tmp_path / "s.yaml"), "maximize", {})
+    asked = study.ask()
+    assert asked is not None
+    os.close(asked[3])
+    return study, asked[1]
+
+
+def test_a_trial_that_is_just_beginning_again_is_left_alone(
+    killed: tuple[SharedStudy, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sweeps go on at the same time: it has its folder from before, and nobody holds the lease yet."""
+    study, _ = killed
+    study.take_over()
+    other = SharedStudy(study.sweep, "maximize", {})
+    looking = threading.Thread(target=other.take_over)
+    suggest = Sweep.suggest
+
+    def while_the_other_looks(self: Sweep, trial: optuna.Trial) -> dict[str, Any]:
+        looking.start()
+        looking.join(1)
+        return suggest(self, trial)
+
+    monkeypatch.setattr(Sweep, "suggest", while_the_other_looks)
+    asked = study.ask()
+    looking.join()
+    assert asked is not None
+    assert study.tell(asked[0].number, 1.0)
+    assert len(study.optuna.trials) == 2
+
+
+def test_a_trial_that_is_taken_over_while_it_begins_is_given_up(
+    killed: tuple[SharedStudy, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, values = killed
+    study.take_over()
+    suggest = Sweep.suggest
+
+    def after_a_long_sleep(self: Sweep, trial: optuna.Trial) -> dict[str, Any]:
+        study.begin_again(trial.storage.get_trial(trial._trial_id))
+        return suggest(self, trial)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sweep, "suggest", after_a_long_sleep)
+        assert study.ask() is None
+    again = study.ask()
+    assert again is not None
+    assert again[1] == values
+
+
+@pytest.mark.parametrize("step", ["add_trial", "tell"])
+def test_a_kill_during_a_takeover_loses_no_trial(
+    killed: tuple[SharedStudy, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    study, values = killed
+
+    def kill(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(study.optuna, step, kill)
+        with pytest.raises(KeyboardInterrupt):
+            study.take_over()
+    study.take_over()
+    again = study.ask()
+    assert again is not None
+    assert again[1] == values
+    assert [trial.state for trial in study.optuna.trials] == [TrialState.FAIL, TrialState.RUNNING]
+
+
+@pytest.mark.parametrize("came_to_its_end", [False, True])
+def test_two_machines_take_over_the_same_trial(
+    killed: tuple[SharedStudy, dict[str, Any]], came_to_its_end: bool
+) -> None:
+    """At the same moment, so that both queue it; or its own machine wakes up in just that moment."""
+    study, _ = killed
+    dead = study.optuna.trials[0]
+    if came_to_its_end:
+        study.tell(0, 0.5)
+    for _ in range(2):
+        study.optuna.add_trial(
+            optuna.create_trial(
+                state=TrialState.WAITING,
+                params=dead.params,
+                distributions=dead.distributions,
+                user_attrs={"first": 0, "retry_of": 0},
+            )
+        )
+    study.take_over()
+    asked = [study.ask() for _ in range(3)]
+    assert sum(one is not None for one in asked) == (0 if came_to_its_end else 1)
+    assert [trial.number for trial in study.trials()] == [0 if came_to_its_end else 1]
 
 
 def test_a_database_that_does_not_answer(tmp_path: Path) -> None:
