@@ -39,7 +39,15 @@ PATIENCE = 60.0
 
 
 def main(argv: list[str]) -> int:
-    """Exit status 0; 1 if all trials failed, 130 after an interruption."""
+    """Exit status 0; 1 if all trials failed; after a signal 128 and its number, such as 130 after Ctrl-C."""
+    try:
+        return _main(argv)
+    except KeyboardInterrupt:  # while no trial is running: ``search`` has its own way to end
+        print("\nInterrupted.")
+        return 128 + signal.SIGINT
+
+
+def _main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lit_project.cli sweep",
         description=__doc__,
@@ -78,13 +86,13 @@ def main(argv: list[str]) -> int:
     study = SharedStudy(sweep, direction, config, database)
     goes_on = f"The same command goes on: {shlex.join(command)}"
     try:
-        interrupted = search(sweep, study, metric)
+        received = search(sweep, study, metric)
     except optuna.exceptions.StorageInternalError as error:
         raise InputError(f"The storage does not answer: {error.__cause__ or error}\n{goes_on}") from error
-    if interrupted:
+    if received:
         done = sum(trial.state.is_finished() for trial in study.trials())
         print(f"\nInterrupted after {done} of {sweep.n_trials} trials. {goes_on}")
-        return 130
+        return 128 + received
     return report(sweep, study, metric)
 
 
@@ -154,11 +162,16 @@ def objective(config: dict[str, Any]) -> tuple[str, str]:
     """The metric and its direction: what the best checkpoint is chosen by.
 
     Raises:
-        InputError: there is neither; the metrics would not be written to where they are read from.
+        InputError: there is neither; the metrics would not be written to where they are read from; a fit may be cut.
     """
     loggers, trainer = config.get("loggers") or {}, config.get("trainer") or {}
     if not (loggers.get("csv") and trainer.get("logger") in (None, True)):
         raise InputError("A sweep reads what the CSV logger writes: leave loggers.csv and trainer.logger as they are.")
+    if trainer.get("max_time") is not None:
+        raise InputError(
+            "trainer.max_time would end trials at different epochs, and their results would not compare: leave it out, "
+            "limit trials by trainer.max_epochs, and the sweep by 'timeout' in its file."
+        )
     best = ((config.get("callbacks") or {}).get("best") or {}).get("init_args") or {}
     if not best.get("monitor"):
         raise InputError("callbacks.best monitors no metric, so a sweep does not know what is best: set its monitor.")
@@ -205,6 +218,8 @@ class Run:
         self.study, self.trial, self.metric, self.slot = study, trial, metric, slot
         self.folder, self.lease = folder, lease
         self.number_reported = 0
+        #: Which file the metric was read from, its size and time of change then; and what was read.
+        self._read: tuple[tuple[Path, int, int] | None, list[float]] = None, []
         self.beaten = time.monotonic()
         self.pruned = self.lost = False
         self.told_to_end: float | None = None
@@ -245,8 +260,12 @@ class Run:
         file = runs[-1] / "csv" / "metrics.csv" if runs else None
         if file is None or not file.is_file():
             return []
-        whole_lines = file.read_text().rpartition("\n")[0]
-        return [float(row[self.metric]) for row in csv.DictReader(io.StringIO(whole_lines)) if row.get(self.metric)]
+        state = file.stat()
+        seen = file, state.st_size, state.st_mtime_ns
+        if seen != self._read[0]:  # it is asked for ten times a second, and the file may be long
+            rows = csv.DictReader(io.StringIO(file.read_text().rpartition("\n")[0]))  # whole lines only
+            self._read = seen, [float(row[self.metric]) for row in rows if row.get(self.metric)]
+        return self._read[1]
 
     def end(self) -> None:
         """Tell the process to end in order, if it has not been told."""
@@ -308,8 +327,8 @@ class Run:
         os.close(self.lease)
 
 
-def search(sweep: "Sweep", study: "SharedStudy", metric: str) -> bool:
-    """Run trials, as many at a time as there are workers, until all are done; true if a signal came before.
+def search(sweep: "Sweep", study: "SharedStudy", metric: str) -> int | None:
+    """Run trials, as many at a time as there are workers, until all are done; the signal that came before, if one did.
 
     What runs at a signal ends in order. Nobody holds the leases of these trials then, so that whoever goes on with the
     sweep takes them over.
@@ -328,7 +347,7 @@ def search(sweep: "Sweep", study: "SharedStudy", metric: str) -> bool:
                         if in_time and (asked := study.ask()):
                             running.append(Run(study, *asked, metric, slot))
                     if not running and not (in_time and study.any_running()):
-                        return False
+                        return None
                 for run in [run for run in running if run.ended()]:
                     running.remove(run)
                     run.record()
@@ -342,7 +361,7 @@ def search(sweep: "Sweep", study: "SharedStudy", metric: str) -> bool:
                     for run in running:
                         run.process.kill()
                 time.sleep(0.1)
-    return True
+    return received[0]
 
 
 @contextmanager

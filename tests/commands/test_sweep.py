@@ -166,16 +166,45 @@ def test_two_sweeps_on_one_journal_share_the_trials(tmp_path: Path) -> None:
     assert all(": begins" in output for output in outputs)
 
 
-def test_ctrl_c_ends_the_trials_in_order_and_says_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_trials_in_order_and_says_how_to_go_on(tmp_path: Path, kind: signal.Signals) -> None:
     write(tmp_path, n_trials=2, n_workers=2, fixed={"pace": 0.05, "trainer.max_epochs": 20})
     process = begin(tmp_path)
     wait_for(lambda: last_checkpoints(tmp_path) == 2, process)
-    process.send_signal(signal.SIGINT)
-    output = finish(process, 130)
+    process.send_signal(kind)
+    output = finish(process, 128 + kind)
     assert "Interrupted after 0 of 2 trials. The same command goes on: " in output
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids(tmp_path))
     assert run(tmp_path).count(": goes on") == 2
     assert sorted(trial.state for trial in counted(trials(tmp_path))) == [TrialState.COMPLETE] * 2
+
+
+def test_ctrl_c_before_a_trial_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(options: list[str]) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "resolved", interrupted)
+    assert sweep.main([f"--config={write(tmp_path, n_trials=1)}"]) == 130
+
+
+def test_the_metrics_are_read_again_only_when_there_are_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep, "FIT", ["true"])
+    study = SharedStudy(read_sweep(write(tmp_path, n_trials=1)), "maximize", {})
+    asked = study.ask()
+    assert asked is not None
+    run = sweep.Run(study, *asked, metric="val/acc", slot=0)
+    file = run.folder / "fit-1" / "csv" / "metrics.csv"
+    file.parent.mkdir(parents=True)
+    file.write_text("val/acc\n0.25\n0.5")
+    reads: list[Path] = []
+    read_text = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda self: reads.append(self) or read_text(self))
+    assert [run.logged(), run.logged()] == [[0.25], [0.25]], "the second line is not whole yet"
+    file.write_text("val/acc\n0.25\n0.5\n")
+    assert [run.logged(), run.logged()] == [[0.25, 0.5], [0.25, 0.5]]
+    assert reads == [file, file]
+    run.process.wait()
 
 
 # ---- trials that do not come to their end
@@ -514,6 +543,7 @@ def test_bad_input_before_anything_starts(tmp_path: Path, monkeypatch: pytest.Mo
     for config, message in (
         ({"loggers": {"csv": None}}, r"leave loggers\.csv"),
         ({"loggers": {"csv": {}}, "trainer": {"logger": False}}, r"leave loggers\.csv"),
+        ({"loggers": {"csv": {"a": 1}}, "trainer": {"max_time": "00:01:00:00"}}, r"trainer\.max_time would end trials"),
         ({"loggers": {"csv": {"class_path": "C"}}, "callbacks": {"best": None}}, r"callbacks\.best monitors no metric"),
     ):
         with pytest.raises(InputError, match=message):
