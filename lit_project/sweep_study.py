@@ -21,10 +21,11 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, Jou
 from optuna.trial import FrozenTrial, TrialState
 
 from lit_project.errors import InputError
+from lit_project.run_folders import flat, is_harmless, optimisation
 from lit_project.sweep_space import Sweep
 
-#: Where a config says how fast and from where, not what is trained.
-_HARMLESS = {"num_workers", "placement", "root", "data_dir", "cache_dir", "compile", "gradient_checkpointing"}
+#: Settings of the trainer that say how long a trial is, and what is scored how often.
+_LENGTH = ("max_epochs", "max_steps", "limit_val_batches", "check_val_every_n_epoch", "val_check_interval")
 
 
 class SharedStudy:
@@ -295,31 +296,23 @@ def _locked(folder: Path) -> int | None:
 
 
 def _described(sweep: Sweep, direction: str, config: dict[str, Any]) -> dict[str, Any]:
-    """What makes trials comparable, flat: the space, the fixed options, and the part of the config that trains."""
+    """What makes trials comparable, flat: the space, the metric, and the part of the config that trains."""
     space = {f"parameters.{key}": _plain(vars(parameter)) for key, parameter in sweep.parameters.items()}
-    trained: dict[str, Any] = {key: config.get(key) for key in ("seed_everything", "data", "model")}
-    trainer = config.get("trainer", {})
-    trained["trainer"] = {key: trainer.get(key) for key in ("max_epochs", "max_steps", "limit_train_batches")}
-    searched = tuple(sweep.parameters)
+    trainer, callbacks = config.get("trainer") or {}, config.get("callbacks") or {}
+    trained = dict(flat(optimisation(config)))
+    trained |= {f"trainer.{key}": trainer.get(key) for key in _LENGTH}
+    trained |= flat(callbacks.get("early_stopping"), "callbacks.early_stopping")
+    best = (callbacks.get("best") or {}).get("init_args") or {}
+    searched = [key.replace(".init_args.", ".") for key in sweep.parameters]
     return space | {
-        "metric": f"{sweep.metric or 'of the best checkpoint'}, {direction}",
-        **{f"fixed.{key}": value for key, value in sweep.fixed.items()},
+        "metric": f"{best.get('monitor')}, {direction}",
         **{
             key: value
-            for key, value in _flat(trained).items()
-            if key.rsplit(".", 1)[-1] not in _HARMLESS and not key.startswith(searched)
+            for key, value in trained.items()
+            if not is_harmless(key) and not any(f"{key}.".startswith(f"{part}.") for part in searched)
         },
     }
 
 
 def _plain(spec: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in spec.items() if value is not None and value is not False and value != {}}
-
-
-def _flat(value: Any, key: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {key.removesuffix(".class_path"): value}
-    parts: dict[str, Any] = {}
-    for name, part in value.items():
-        parts |= _flat(part, key if name == "init_args" else f"{key}.{name}".lstrip("."))
-    return parts

@@ -290,6 +290,43 @@ def test_a_changed_space_is_refused_with_what_changed(tmp_path: Path) -> None:
     assert len(trials(tmp_path)) == 2
 
 
+def test_what_makes_another_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    optimizer = {"class_path": "SGD", "init_args": {"lr": 0.1, "lr_scale": 1.0}}
+    base: dict[str, Any] = {
+        "data": {"class_path": "D", "init_args": {"num_workers": 2}},
+        "model": {"class_path": "M", "init_args": {"optimizer": optimizer}},
+        "trainer": {"max_epochs": 5, "gradient_clip_val": 1.0, "enable_progress_bar": True},
+        "callbacks": {"ema": None, "best": {"init_args": {"monitor": "val/acc", "filename": "best"}}},
+    }
+
+    def refused(path: str, value: Any, **fixed: Any) -> str:
+        """What is said of a sweep with another value, after one with ``base``."""
+        *parts, last = path.split("/")
+        config = part = json.loads(json.dumps(base))
+        for name in parts:
+            part = part.setdefault(name, {})
+        part[last] = value
+        try:
+            SharedStudy(read_sweep(write(tmp_path, n_trials=1, fixed=fixed)), "maximize", config)
+        except InputError as error:
+            return str(error)
+        return ""
+
+    assert not refused("trainer/max_epochs", 5)
+    assert "trainer.gradient_clip_val: 1.0 before, 2.0 now" in refused("trainer/gradient_clip_val", 2.0)
+    for key in ("gradient_clip_algorithm", "accumulate_grad_batches", "overfit_batches", "limit_val_batches"):
+        assert f"trainer.{key}: " in refused(f"trainer/{key}", 7)
+    assert "callbacks.ema: nothing before, EMA now" in refused("callbacks/ema", {"class_path": "EMA"})
+    assert "metric: val/acc, maximize before, val/f1" in refused("callbacks/best/init_args/monitor", "val/f1")
+    assert not refused("callbacks/best/init_args/filename", "other")
+    scale = "model/init_args/optimizer/init_args/lr_scale"
+    assert "model.optimizer.lr_scale: 1.0 before, 2.0 now" in refused(scale, 2.0), "its name begins as the searched lr"
+    assert not refused("model/init_args/optimizer/init_args/lr", 0.2), "each trial has its own"
+    assert not refused("data/init_args/num_workers", 4, **{"data.num_workers": 4})
+    assert not refused("trainer/enable_progress_bar", False, **{"trainer.enable_progress_bar": False})
+
+
 # ---- several machines
 
 
