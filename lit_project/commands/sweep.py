@@ -441,6 +441,8 @@ def html(name: str, study: "optuna.Study", metric: str, trials: str) -> str:
     from matplotlib import pyplot as plt
     from optuna.visualization import matplotlib as plots
 
+    from lit_project.pages import page, svg
+
     importance = optuna.importance.PedAnovaImportanceEvaluator()
     drawn: dict[str, Callable[[], object]] = {
         "History": lambda: plots.plot_optimization_history(study, target_name=metric),
@@ -448,23 +450,15 @@ def html(name: str, study: "optuna.Study", metric: str, trials: str) -> str:
         "Values": lambda: plots.plot_slice(study, target_name=metric),
         "Trials, validation by validation": lambda: plots.plot_intermediate_values(study),
     }
-    parts = []
+    style = {"savefig.bbox": "tight", "legend.frameon": False}
+    sections = [("Trials", f"<pre>{escape(trials)}</pre>")]
     for title, draw in drawn.items():
-        image = io.StringIO()
-        with warnings.catch_warnings(), mpl.rc_context():  # Optuna sets a style for good
+        with warnings.catch_warnings(), mpl.rc_context(style):  # Optuna sets one for good
             warnings.simplefilter("ignore")  # that the plots are experimental
             draw()
-            plt.gcf().savefig(image, format="svg", bbox_inches="tight")
+            sections.append((title, svg(plt.gcf()).replace("#555555", "currentColor")))  # it is dark on a dark page
             plt.close("all")
-        _, start, rest = image.getvalue().partition("<svg")
-        parts.append(f"<h2>{title}</h2>\n{start}{rest}")
-    style = "body{font:16px sans-serif;max-width:60rem;margin:auto;padding:1rem}svg{max-width:100%;height:auto}"
-    style += "pre{overflow-x:auto}"
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(name)}</title>\n'
-        f'<meta name="viewport" content="width=device-width"><style>{style}</style></head>\n'
-        f"<body><h1>Sweep {escape(name)}</h1>\n<pre>{escape(trials)}</pre>\n" + "\n".join(parts) + "</body></html>\n"
-    )
+    return page(f"Sweep {name}", sections)
 
 
 def _short(value: Any) -> str:

@@ -150,7 +150,7 @@ def test_the_page_leaves_the_style_of_other_plots_alone() -> None:
     """Optuna's plots set one for the whole process."""
     study = optuna.create_study()
     study.optimize(lambda trial: trial.suggest_float("lr", 0, 1), n_trials=3)
-    before = {name: value for name, value in matplotlib.rcParams.items() if name != "backend"}
+    before = {name: value for name, value in matplotlib.rcParams.items() if not name.startswith("backend")}
     assert "<svg" in sweep.html("s", study, "val/loss", "")
     assert before.items() <= dict(matplotlib.rcParams).items()
 
@@ -738,6 +738,9 @@ def test_the_report_is_one_file_with_its_plots(tmp_path: Path) -> None:
     assert page.count("<svg") == 4
     assert page.count("<?xml") == page.count("<script") == 0
     assert "a&lt;b" in page
+    assert "#555555" not in page, "which cannot be read on a dark page"
+    ids = re.findall(r'\bid="([^"]*)"', page)
+    assert len(ids) == len(set(ids)), "those of each plot are its own"
     links = re.findall(r'(?:src|href)="([^#"][^"]*)"', page)
     assert all(link.startswith("data:") for link in links), "it needs no other file"
 
