@@ -7,14 +7,8 @@ import yaml
 
 from lit_project.checkpoints import checkpoints_of_runs, holds_only_weights, read_checkpoint
 from lit_project.errors import InputError
-from lit_project.run_folders import flat
+from lit_project.run_folders import flat, is_harmless, optimisation
 
-# Settings that leave the result of an optimisation as it is: how fast it runs, where it runs, and what is scored.
-_HARMLESS = {"num_workers", "placement", "root", "data_dir", "cache_dir", "compile", "gradient_checkpointing"}
-_HARMLESS |= {"test_time_augmentation", "class_names", "num_test"}
-# Settings of the trainer that do not.
-_TRAINER = {"accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "limit_train_batches"}
-_TRAINER |= {"overfit_batches"}
 _MAX_LISTED = 12
 
 
@@ -44,7 +38,7 @@ def newest_run_of(configs: list[dict[str, Any]], runs: Path) -> Path:
         InputError: there is none.
     """
     found = checkpoints_of_runs("last", runs)
-    wanted = {key: value for config in configs for key, value in flat(_optimisation(config))}
+    wanted = {key: value for config in configs for key, value in flat(optimisation(config))}
     for path in reversed(found):
         saved = path.parent.parent / "config.yaml"
         had = dict(flat(yaml.safe_load(saved.read_text()))) if saved.is_file() else {}
@@ -69,11 +63,11 @@ def refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
     Raises:
         InputError: some differ; the message lists them.
     """
-    old, new = dict(flat(_optimisation(before))), dict(flat(_optimisation(now)))
+    old, new = dict(flat(optimisation(before))), dict(flat(optimisation(now)))
     differing = [
         f"{key}: {old.get(key)} -> {new.get(key)}"
         for key in sorted(old.keys() | new.keys())
-        if key.rsplit(".", 1)[-1] not in _HARMLESS and not _same(old.get(key), new.get(key))
+        if not is_harmless(key) and not _same(old.get(key), new.get(key))
     ]
     if differing:
         more = [f"and {len(differing) - _MAX_LISTED} more"] if len(differing) > _MAX_LISTED else []
@@ -82,15 +76,6 @@ def refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
             f"The run was started with other settings, and would become a mixture of both:\n  {listed}\nLeave them as "
             "they were (the checkpoint brings them), or go on all the same with --force_resume=true."
         )
-
-
-def _optimisation(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a config that decides on the trained weights."""
-    trainer = config.get("trainer") or {}
-    part: dict[str, Any] = {key: config[key] for key in ("seed_everything", "model", "data") if key in config}
-    part["trainer"] = {key: trainer[key] for key in _TRAINER if key in trainer}
-    ema = (config.get("callbacks") or {}).get("ema")
-    return part | ({"callbacks": {"ema": ema}} if ema else {})
 
 
 def _same(one: Any, other: Any) -> bool:

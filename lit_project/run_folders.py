@@ -15,6 +15,12 @@ from lit_project.errors import InputError
 
 Row = dict[str, str]
 Record = dict[str, Any]
+# Settings that leave the result of an optimisation as it is: how fast it runs, where it runs, and what is scored.
+_HARMLESS = {"num_workers", "placement", "root", "data_dir", "cache_dir", "compile", "gradient_checkpointing"}
+_HARMLESS |= {"test_time_augmentation", "class_names", "num_test"}
+# Settings of the trainer that do not.
+_TRAINER = {"accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "limit_train_batches"}
+_TRAINER |= {"overfit_batches"}
 
 
 def read_record(folder: Path) -> Record:
@@ -61,6 +67,20 @@ def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(part, below)
     else:
         yield key.removesuffix(".class_path"), value
+
+
+def optimisation(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a config that decides on the trained weights."""
+    trainer = config.get("trainer") or {}
+    part: dict[str, Any] = {key: config[key] for key in ("seed_everything", "model", "data") if key in config}
+    part["trainer"] = {key: trainer[key] for key in _TRAINER if key in trainer}
+    ema = (config.get("callbacks") or {}).get("ema")
+    return part | ({"callbacks": {"ema": ema}} if ema else {})
+
+
+def is_harmless(key: str) -> bool:
+    """Whether a setting of data or model, by its dotted name, leaves the trained weights as they are."""
+    return key.rsplit(".", 1)[-1] in _HARMLESS
 
 
 # ---- scores

@@ -21,10 +21,11 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, Jou
 from optuna.trial import FrozenTrial, TrialState
 
 from lit_project.errors import InputError
+from lit_project.run_folders import flat, is_harmless, optimisation
 from lit_project.sweep_space import Sweep
 
-#: Where a config says how fast and from where, not what is trained.
-_HARMLESS = {"num_workers", "placement", "root", "data_dir", "cache_dir", "compile", "gradient_checkpointing"}
+#: Settings of the trainer that say how long a trial is, and what is scored how often.
+_LENGTH = ("max_epochs", "max_steps", "limit_val_batches", "check_val_every_n_epoch", "val_check_interval")
 
 
 class SharedStudy:
@@ -71,37 +72,63 @@ class SharedStudy:
                 f"The study {sweep.name!r} was begun with another space; its trials would not compare:\n  {listed}\n"
                 "Undo the change, or begin a new study with --new (or a name of your own with --name NAME)."
             )
+        # one at a time begins trials in this folder or looks who runs them: what is being begun has no lease yet
+        self._lock = FileLock(sweep.path / "lock")
+        self._here = f"{socket.gethostname()}:{sweep.path}"
         #: The signs of life of trials elsewhere, and when they were first seen here: clocks differ between machines.
         self._signs: dict[tuple[int, Any], float] = {}
 
     def trials(self) -> list[FrozenTrial]:
-        """The trials that count: not those begun again under another number, nor any above ``n_trials``."""
+        """The trials that count: not those begun again under another number, nor any above ``n_trials``.
+
+        Two machines may have queued the same trial again, or one that had just come to its end after all: the number
+        that counts is then the trial's own if it has a result, or else the first of the others.
+        """
         trials = self.optuna.get_trials(deepcopy=False)
-        again = {trial.user_attrs.get("retry_of") for trial in trials}
-        return [trial for trial in trials if trial.number not in again and "surplus" not in trial.user_attrs]
+        results = {trial.number for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)}
+        counts: dict[int, int] = {}
+        for trial in trials:
+            if (before := trial.user_attrs.get("retry_of")) is not None:
+                counts.setdefault(before, before if before in results else trial.number)
+        return [
+            trial
+            for trial in trials
+            if counts.get(trial.number, trial.number) == trial.number
+            and counts.get(trial.user_attrs.get("retry_of", -1), trial.number) == trial.number
+            and "surplus" not in trial.user_attrs
+        ]
 
     def any_running(self) -> bool:
         """Whether a trial is running, here or elsewhere."""
         return any(trial.state == TrialState.RUNNING for trial in self.trials())
 
-    def ask(self) -> "tuple[optuna.Trial, dict[str, Any]] | None":
-        """The next trial and its values; None if all are taken."""
+    def ask(self) -> "tuple[optuna.Trial, dict[str, Any], Path, int] | None":
+        """The next trial, its values, and what ``lease`` gives; None if all are taken."""
+        with self._lock:
+            try:
+                return self._ask()
+            except optuna.exceptions.UpdateFinishedTrialError:  # another machine took it for dead, while this one slept
+                return None
+
+    def _ask(self) -> "tuple[optuna.Trial, dict[str, Any], Path, int] | None":
         if sum(trial.state != TrialState.WAITING for trial in self.trials()) >= self.sweep.n_trials:
             return None
         trial = self.optuna.ask()
-        trial.set_user_attr("host", socket.gethostname())
+        trial.set_user_attr("host", self._here)
+        if "retry_of" in trial.user_attrs:  # who queued it may have been killed before this
+            self.tell(trial.user_attrs["retry_of"], state=TrialState.FAIL)
         first = trial.user_attrs.get("first", trial.number)
         rank = sum(
             other.number < first and not other.user_attrs.keys() & {"retry_of", "surplus"}
             for other in self.optuna.get_trials(deepcopy=False)
         )
         # two processes may have counted at the same time: the order of the numbers tells which was one too many
-        if rank >= self.sweep.n_trials:
+        if rank >= self.sweep.n_trials or trial.number not in [other.number for other in self.trials()]:
             trial.set_user_attr("surplus", True)
             self.optuna.tell(trial, state=TrialState.FAIL)
             return None
         self.optuna.sampler = self.sweep.make_sampler(rank)
-        return trial, self.sweep.suggest(trial)
+        return trial, self.sweep.suggest(trial), *self.lease(trial)
 
     def lease(self, trial: optuna.Trial) -> tuple[Path, int]:
         """A trial's folder, and the open file whose lock says that somebody runs it.
@@ -119,29 +146,41 @@ class SharedStudy:
                 folder.mkdir(parents=True, exist_ok=name == trial.user_attrs.get("folder"))
             except FileExistsError:  # of a study of this name that is no more
                 continue
+            trial.set_user_attr("folder", name)
             if (file := _locked(folder)) is not None:
-                trial.set_user_attr("folder", name)
                 return folder, file
         raise AssertionError
 
     def take_over(self) -> None:
         """Have the trials begun again that nobody runs any more."""
+        with self._lock:
+            self._take_over()
+
+    def _take_over(self) -> None:
         for trial in self.optuna.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             folder = self.sweep.path / "trials" / trial.user_attrs.get("folder", "")
-            here = trial.user_attrs.get("host") == socket.gethostname() and "folder" in trial.user_attrs
+            here = trial.user_attrs.get("host") == self._here and "folder" in trial.user_attrs
             if here and folder.is_dir():
                 file = _locked(folder)
                 if file is not None:
-                    self.begin_again(trial)
-                    os.close(file)
+                    try:
+                        self.begin_again(trial)
+                    finally:
+                        os.close(file)
             else:
                 sign = trial.number, trial.user_attrs.get("alive")
                 if time.monotonic() - self._signs.setdefault(sign, time.monotonic()) > self.LEASE:
                     self.begin_again(trial)
 
     def begin_again(self, trial: FrozenTrial) -> None:
-        """End a trial whose process is gone, and queue another with its values."""
-        if self.tell(trial.number, state=TrialState.FAIL):
+        """Queue another trial with the values of one whose process is gone, and end that one.
+
+        In this order: who is killed in between leaves a trial that is found again.
+        """
+        trials = self.optuna.get_trials(deepcopy=False)
+        if any(other.number == trial.number and other.state.is_finished() for other in trials):
+            return  # since it was listed
+        if not any(other.user_attrs.get("retry_of") == trial.number for other in trials):
             attributes = {key: value for key, value in trial.user_attrs.items() if key not in ("alive", "host")}
             self.optuna.add_trial(
                 optuna.create_trial(
@@ -151,6 +190,7 @@ class SharedStudy:
                     user_attrs={"first": trial.number} | attributes | {"retry_of": trial.number},
                 )
             )
+        self.tell(trial.number, state=TrialState.FAIL)
 
     def tell(self, number: int, value: float | None = None, state: TrialState = TrialState.COMPLETE) -> bool:
         """End a trial; false if another process has done so."""
@@ -256,31 +296,23 @@ def _locked(folder: Path) -> int | None:
 
 
 def _described(sweep: Sweep, direction: str, config: dict[str, Any]) -> dict[str, Any]:
-    """What makes trials comparable, flat: the space, the fixed options, and the part of the config that trains."""
+    """What makes trials comparable, flat: the space, the metric, and the part of the config that trains."""
     space = {f"parameters.{key}": _plain(vars(parameter)) for key, parameter in sweep.parameters.items()}
-    trained: dict[str, Any] = {key: config.get(key) for key in ("seed_everything", "data", "model")}
-    trainer = config.get("trainer", {})
-    trained["trainer"] = {key: trainer.get(key) for key in ("max_epochs", "max_steps", "limit_train_batches")}
-    searched = tuple(sweep.parameters)
+    trainer, callbacks = config.get("trainer") or {}, config.get("callbacks") or {}
+    trained = dict(flat(optimisation(config)))
+    trained |= {f"trainer.{key}": trainer.get(key) for key in _LENGTH}
+    trained |= flat(callbacks.get("early_stopping"), "callbacks.early_stopping")
+    best = (callbacks.get("best") or {}).get("init_args") or {}
+    searched = [key.replace(".init_args.", ".") for key in sweep.parameters]
     return space | {
-        "metric": f"{sweep.metric or 'of the best checkpoint'}, {direction}",
-        **{f"fixed.{key}": value for key, value in sweep.fixed.items()},
+        "metric": f"{best.get('monitor')}, {direction}",
         **{
             key: value
-            for key, value in _flat(trained).items()
-            if key.rsplit(".", 1)[-1] not in _HARMLESS and not key.startswith(searched)
+            for key, value in trained.items()
+            if not is_harmless(key) and not any(f"{key}.".startswith(f"{part}.") for part in searched)
         },
     }
 
 
 def _plain(spec: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in spec.items() if value is not None and value is not False and value != {}}
-
-
-def _flat(value: Any, key: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {key.removesuffix(".class_path"): value}
-    parts: dict[str, Any] = {}
-    for name, part in value.items():
-        parts |= _flat(part, key if name == "init_args" else f"{key}.{name}".lstrip("."))
-    return parts

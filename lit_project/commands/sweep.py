@@ -39,7 +39,15 @@ PATIENCE = 60.0
 
 
 def main(argv: list[str]) -> int:
-    """Exit status 0; 1 if all trials failed, 130 after an interruption."""
+    """Exit status 0; 1 if all trials failed; after a signal 128 and its number, such as 130 after Ctrl-C."""
+    try:
+        return _main(argv)
+    except KeyboardInterrupt:  # while no trial is running: ``search`` has its own way to end
+        print("\nInterrupted.")
+        return 128 + signal.SIGINT
+
+
+def _main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lit_project.cli sweep",
         description=__doc__,
@@ -78,13 +86,13 @@ def main(argv: list[str]) -> int:
     study = SharedStudy(sweep, direction, config, database)
     goes_on = f"The same command goes on: {shlex.join(command)}"
     try:
-        interrupted = search(sweep, study, metric)
+        received = search(sweep, study, metric)
     except optuna.exceptions.StorageInternalError as error:
         raise InputError(f"The storage does not answer: {error.__cause__ or error}\n{goes_on}") from error
-    if interrupted:
+    if received:
         done = sum(trial.state.is_finished() for trial in study.trials())
         print(f"\nInterrupted after {done} of {sweep.n_trials} trials. {goes_on}")
-        return 130
+        return 128 + received
     return report(sweep, study, metric)
 
 
@@ -154,11 +162,16 @@ def objective(config: dict[str, Any]) -> tuple[str, str]:
     """The metric and its direction: what the best checkpoint is chosen by.
 
     Raises:
-        InputError: there is neither; the metrics would not be written to where they are read from.
+        InputError: there is neither; the metrics would not be written to where they are read from; a fit may be cut.
     """
     loggers, trainer = config.get("loggers") or {}, config.get("trainer") or {}
     if not (loggers.get("csv") and trainer.get("logger") in (None, True)):
         raise InputError("A sweep reads what the CSV logger writes: leave loggers.csv and trainer.logger as they are.")
+    if trainer.get("max_time") is not None:
+        raise InputError(
+            "trainer.max_time would end trials at different epochs, and their results would not compare: leave it out, "
+            "limit trials by trainer.max_epochs, and the sweep by 'timeout' in its file."
+        )
     best = ((config.get("callbacks") or {}).get("best") or {}).get("init_args") or {}
     if not best.get("monitor"):
         raise InputError("callbacks.best monitors no metric, so a sweep does not know what is best: set its monitor.")
@@ -186,16 +199,27 @@ class Run:
         study: the study.
         trial: the trial.
         values: what is searched, by key.
+        folder: the trial's own.
+        lease: the open file whose lock says that the trial is run.
         metric: the column of ``metrics.csv`` that counts.
         slot: which of the sweep's workers it is, from 0 on.
     """
 
     def __init__(
-        self, study: "SharedStudy", trial: "optuna.Trial", values: dict[str, Any], metric: str, slot: int
+        self,
+        study: "SharedStudy",
+        trial: "optuna.Trial",
+        values: dict[str, Any],
+        folder: Path,
+        lease: int,
+        metric: str,
+        slot: int,
     ) -> None:
         self.study, self.trial, self.metric, self.slot = study, trial, metric, slot
-        self.folder, self.lease = study.lease(trial)
+        self.folder, self.lease = folder, lease
         self.number_reported = 0
+        #: Which file the metric was read from, its size and time of change then; and what was read.
+        self._read: tuple[tuple[Path, int, int] | None, list[float]] = None, []
         self.beaten = time.monotonic()
         self.pruned = self.lost = False
         self.told_to_end: float | None = None
@@ -236,8 +260,12 @@ class Run:
         file = runs[-1] / "csv" / "metrics.csv" if runs else None
         if file is None or not file.is_file():
             return []
-        whole_lines = file.read_text().rpartition("\n")[0]
-        return [float(row[self.metric]) for row in csv.DictReader(io.StringIO(whole_lines)) if row.get(self.metric)]
+        state = file.stat()
+        seen = file, state.st_size, state.st_mtime_ns
+        if seen != self._read[0]:  # it is asked for ten times a second, and the file may be long
+            rows = csv.DictReader(io.StringIO(file.read_text().rpartition("\n")[0]))  # whole lines only
+            self._read = seen, [float(row[self.metric]) for row in rows if row.get(self.metric)]
+        return self._read[1]
 
     def end(self) -> None:
         """Tell the process to end in order, if it has not been told."""
@@ -299,8 +327,8 @@ class Run:
         os.close(self.lease)
 
 
-def search(sweep: "Sweep", study: "SharedStudy", metric: str) -> bool:
-    """Run trials, as many at a time as there are workers, until all are done; true if a signal came before.
+def search(sweep: "Sweep", study: "SharedStudy", metric: str) -> int | None:
+    """Run trials, as many at a time as there are workers, until all are done; the signal that came before, if one did.
 
     What runs at a signal ends in order. Nobody holds the leases of these trials then, so that whoever goes on with the
     sweep takes them over.
@@ -319,7 +347,7 @@ def search(sweep: "Sweep", study: "SharedStudy", metric: str) -> bool:
                         if in_time and (asked := study.ask()):
                             running.append(Run(study, *asked, metric, slot))
                     if not running and not (in_time and study.any_running()):
-                        return False
+                        return None
                 for run in [run for run in running if run.ended()]:
                     running.remove(run)
                     run.record()
@@ -333,7 +361,7 @@ def search(sweep: "Sweep", study: "SharedStudy", metric: str) -> bool:
                     for run in running:
                         run.process.kill()
                 time.sleep(0.1)
-    return True
+    return received[0]
 
 
 @contextmanager
@@ -413,6 +441,8 @@ def html(name: str, study: "optuna.Study", metric: str, trials: str) -> str:
     from matplotlib import pyplot as plt
     from optuna.visualization import matplotlib as plots
 
+    from lit_project.pages import page, svg
+
     importance = optuna.importance.PedAnovaImportanceEvaluator()
     drawn: dict[str, Callable[[], object]] = {
         "History": lambda: plots.plot_optimization_history(study, target_name=metric),
@@ -420,23 +450,15 @@ def html(name: str, study: "optuna.Study", metric: str, trials: str) -> str:
         "Values": lambda: plots.plot_slice(study, target_name=metric),
         "Trials, validation by validation": lambda: plots.plot_intermediate_values(study),
     }
-    parts = []
+    style = {"savefig.bbox": "tight", "legend.frameon": False}
+    sections = [("Trials", f"<pre>{escape(trials)}</pre>")]
     for title, draw in drawn.items():
-        image = io.StringIO()
-        with warnings.catch_warnings(), mpl.rc_context():  # Optuna sets a style for good
+        with warnings.catch_warnings(), mpl.rc_context(style):  # Optuna sets one for good
             warnings.simplefilter("ignore")  # that the plots are experimental
             draw()
-            plt.gcf().savefig(image, format="svg", bbox_inches="tight")
+            sections.append((title, svg(plt.gcf()).replace("#555555", "currentColor")))  # it is dark on a dark page
             plt.close("all")
-        _, start, rest = image.getvalue().partition("<svg")
-        parts.append(f"<h2>{title}</h2>\n{start}{rest}")
-    style = "body{font:16px sans-serif;max-width:60rem;margin:auto;padding:1rem}svg{max-width:100%;height:auto}"
-    style += "pre{overflow-x:auto}"
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(name)}</title>\n'
-        f'<meta name="viewport" content="width=device-width"><style>{style}</style></head>\n'
-        f"<body><h1>Sweep {escape(name)}</h1>\n<pre>{escape(trials)}</pre>\n" + "\n".join(parts) + "</body></html>\n"
-    )
+    return page(f"Sweep {name}", sections)
 
 
 def _short(value: Any) -> str:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -149,7 +150,7 @@ def test_the_page_leaves_the_style_of_other_plots_alone() -> None:
     """Optuna's plots set one for the whole process."""
     study = optuna.create_study()
     study.optimize(lambda trial: trial.suggest_float("lr", 0, 1), n_trials=3)
-    before = {name: value for name, value in matplotlib.rcParams.items() if name != "backend"}
+    before = {name: value for name, value in matplotlib.rcParams.items() if not name.startswith("backend")}
     assert "<svg" in sweep.html("s", study, "val/loss", "")
     assert before.items() <= dict(matplotlib.rcParams).items()
 
@@ -165,16 +166,45 @@ def test_two_sweeps_on_one_journal_share_the_trials(tmp_path: Path) -> None:
     assert all(": begins" in output for output in outputs)
 
 
-def test_ctrl_c_ends_the_trials_in_order_and_says_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_trials_in_order_and_says_how_to_go_on(tmp_path: Path, kind: signal.Signals) -> None:
     write(tmp_path, n_trials=2, n_workers=2, fixed={"pace": 0.05, "trainer.max_epochs": 20})
     process = begin(tmp_path)
     wait_for(lambda: last_checkpoints(tmp_path) == 2, process)
-    process.send_signal(signal.SIGINT)
-    output = finish(process, 130)
+    process.send_signal(kind)
+    output = finish(process, 128 + kind)
     assert "Interrupted after 0 of 2 trials. The same command goes on: " in output
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids(tmp_path))
     assert run(tmp_path).count(": goes on") == 2
     assert sorted(trial.state for trial in counted(trials(tmp_path))) == [TrialState.COMPLETE] * 2
+
+
+def test_ctrl_c_before_a_trial_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(options: list[str]) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "resolved", interrupted)
+    assert sweep.main([f"--config={write(tmp_path, n_trials=1)}"]) == 130
+
+
+def test_the_metrics_are_read_again_only_when_there_are_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep, "FIT", ["true"])
+    study = SharedStudy(read_sweep(write(tmp_path, n_trials=1)), "maximize", {})
+    asked = study.ask()
+    assert asked is not None
+    run = sweep.Run(study, *asked, metric="val/acc", slot=0)
+    file = run.folder / "fit-1" / "csv" / "metrics.csv"
+    file.parent.mkdir(parents=True)
+    file.write_text("val/acc\n0.25\n0.5")
+    reads: list[Path] = []
+    read_text = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda self: reads.append(self) or read_text(self))
+    assert [run.logged(), run.logged()] == [[0.25], [0.25]], "the second line is not whole yet"
+    file.write_text("val/acc\n0.25\n0.5\n")
+    assert [run.logged(), run.logged()] == [[0.25, 0.5], [0.25, 0.5]]
+    assert reads == [file, file]
+    run.process.wait()
 
 
 # ---- trials that do not come to their end
@@ -260,6 +290,43 @@ def test_a_changed_space_is_refused_with_what_changed(tmp_path: Path) -> None:
     assert len(trials(tmp_path)) == 2
 
 
+def test_what_makes_another_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    optimizer = {"class_path": "SGD", "init_args": {"lr": 0.1, "lr_scale": 1.0}}
+    base: dict[str, Any] = {
+        "data": {"class_path": "D", "init_args": {"num_workers": 2}},
+        "model": {"class_path": "M", "init_args": {"optimizer": optimizer}},
+        "trainer": {"max_epochs": 5, "gradient_clip_val": 1.0, "enable_progress_bar": True},
+        "callbacks": {"ema": None, "best": {"init_args": {"monitor": "val/acc", "filename": "best"}}},
+    }
+
+    def refused(path: str, value: Any, **fixed: Any) -> str:
+        """What is said of a sweep with another value, after one with ``base``."""
+        *parts, last = path.split("/")
+        config = part = json.loads(json.dumps(base))
+        for name in parts:
+            part = part.setdefault(name, {})
+        part[last] = value
+        try:
+            SharedStudy(read_sweep(write(tmp_path, n_trials=1, fixed=fixed)), "maximize", config)
+        except InputError as error:
+            return str(error)
+        return ""
+
+    assert not refused("trainer/max_epochs", 5)
+    assert "trainer.gradient_clip_val: 1.0 before, 2.0 now" in refused("trainer/gradient_clip_val", 2.0)
+    for key in ("gradient_clip_algorithm", "accumulate_grad_batches", "overfit_batches", "limit_val_batches"):
+        assert f"trainer.{key}: " in refused(f"trainer/{key}", 7)
+    assert "callbacks.ema: nothing before, EMA now" in refused("callbacks/ema", {"class_path": "EMA"})
+    assert "metric: val/acc, maximize before, val/f1" in refused("callbacks/best/init_args/monitor", "val/f1")
+    assert not refused("callbacks/best/init_args/filename", "other")
+    scale = "model/init_args/optimizer/init_args/lr_scale"
+    assert "model.optimizer.lr_scale: 1.0 before, 2.0 now" in refused(scale, 2.0), "its name begins as the searched lr"
+    assert not refused("model/init_args/optimizer/init_args/lr", 0.2), "each trial has its own"
+    assert not refused("data/init_args/num_workers", 4, **{"data.num_workers": 4})
+    assert not refused("trainer/enable_progress_bar", False, **{"trainer.enable_progress_bar": False})
+
+
 # ---- several machines
 
 
@@ -341,6 +408,104 @@ def test_another_machine_takes_over_after_a_while(tmp_path: Path, monkeypatch: p
     assert study.ask() is None
 
 
+@pytest.fixture
+def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SharedStudy, dict[str, Any]]:
+    """A study whose only trial, with these values, was begun by a process that is gone."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, n_trials=1)
+    study = SharedStudy(read_sweep(tmp_path / "s.yaml"), "maximize", {})
+    asked = study.ask()
+    assert asked is not None
+    os.close(asked[3])
+    return study, asked[1]
+
+
+def test_a_trial_that_is_just_beginning_again_is_left_alone(
+    killed: tuple[SharedStudy, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sweeps go on at the same time: it has its folder from before, and nobody holds the lease yet."""
+    study, _ = killed
+    study.take_over()
+    other = SharedStudy(study.sweep, "maximize", {})
+    looking = threading.Thread(target=other.take_over)
+    suggest = Sweep.suggest
+
+    def while_the_other_looks(self: Sweep, trial: optuna.Trial) -> dict[str, Any]:
+        looking.start()
+        looking.join(1)
+        return suggest(self, trial)
+
+    monkeypatch.setattr(Sweep, "suggest", while_the_other_looks)
+    asked = study.ask()
+    looking.join()
+    assert asked is not None
+    assert study.tell(asked[0].number, 1.0)
+    assert len(study.optuna.trials) == 2
+
+
+def test_a_trial_that_is_taken_over_while_it_begins_is_given_up(
+    killed: tuple[SharedStudy, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, values = killed
+    study.take_over()
+    suggest = Sweep.suggest
+
+    def after_a_long_sleep(self: Sweep, trial: optuna.Trial) -> dict[str, Any]:
+        study.begin_again(trial.storage.get_trial(trial._trial_id))
+        return suggest(self, trial)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sweep, "suggest", after_a_long_sleep)
+        assert study.ask() is None
+    again = study.ask()
+    assert again is not None
+    assert again[1] == values
+
+
+@pytest.mark.parametrize("step", ["add_trial", "tell"])
+def test_a_kill_during_a_takeover_loses_no_trial(
+    killed: tuple[SharedStudy, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    study, values = killed
+
+    def kill(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(study.optuna, step, kill)
+        with pytest.raises(KeyboardInterrupt):
+            study.take_over()
+    study.take_over()
+    again = study.ask()
+    assert again is not None
+    assert again[1] == values
+    assert [trial.state for trial in study.optuna.trials] == [TrialState.FAIL, TrialState.RUNNING]
+
+
+@pytest.mark.parametrize("came_to_its_end", [False, True])
+def test_two_machines_take_over_the_same_trial(
+    killed: tuple[SharedStudy, dict[str, Any]], came_to_its_end: bool
+) -> None:
+    """At the same moment, so that both queue it; or its own machine wakes up in just that moment."""
+    study, _ = killed
+    dead = study.optuna.trials[0]
+    if came_to_its_end:
+        study.tell(0, 0.5)
+    for _ in range(2):
+        study.optuna.add_trial(
+            optuna.create_trial(
+                state=TrialState.WAITING,
+                params=dead.params,
+                distributions=dead.distributions,
+                user_attrs={"first": 0, "retry_of": 0},
+            )
+        )
+    study.take_over()
+    asked = [study.ask() for _ in range(3)]
+    assert sum(one is not None for one in asked) == (0 if came_to_its_end else 1)
+    assert [trial.number for trial in study.trials()] == [0 if came_to_its_end else 1]
+
+
 def test_a_database_that_does_not_answer(tmp_path: Path) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -415,6 +580,7 @@ def test_bad_input_before_anything_starts(tmp_path: Path, monkeypatch: pytest.Mo
     for config, message in (
         ({"loggers": {"csv": None}}, r"leave loggers\.csv"),
         ({"loggers": {"csv": {}}, "trainer": {"logger": False}}, r"leave loggers\.csv"),
+        ({"loggers": {"csv": {"a": 1}}, "trainer": {"max_time": "00:01:00:00"}}, r"trainer\.max_time would end trials"),
         ({"loggers": {"csv": {"class_path": "C"}}, "callbacks": {"best": None}}, r"callbacks\.best monitors no metric"),
     ):
         with pytest.raises(InputError, match=message):
@@ -572,6 +738,9 @@ def test_the_report_is_one_file_with_its_plots(tmp_path: Path) -> None:
     assert page.count("<svg") == 4
     assert page.count("<?xml") == page.count("<script") == 0
     assert "a&lt;b" in page
+    assert "#555555" not in page, "which cannot be read on a dark page"
+    ids = re.findall(r'\bid="([^"]*)"', page)
+    assert len(ids) == len(set(ids)), "those of each plot are its own"
     links = re.findall(r'(?:src|href)="([^#"][^"]*)"', page)
     assert all(link.startswith("data:") for link in links), "it needs no other file"
 
