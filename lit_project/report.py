@@ -127,7 +127,8 @@ def _result(
     text = f"<p>{escape(_what(record))}</p>\n<p{ended}>{escape(_ending(reason))}</p>\n"
     text += f'<dl class="facts">{tiles}</dl>'
     if results is None:
-        return f"{text}\n<p>No evaluation was completed, so nothing can be said of classes and single images.</p>"
+        missing = "No evaluation of images with one class each was completed, so nothing can be said of classes."
+        return f"{text}\n<p>{missing}</p>"
     if data["split"] != "test" and "epoch" in data:
         which = "that of the best checkpoint" if data["best"] else "the last one"
         text += (

@@ -34,7 +34,7 @@ from lit_project.errors import InputError
 from lit_project.loggers import CSVLogger, ResumableTensorBoardLogger
 from lit_project.module import ImageClassifier
 from lit_project.report import write_report
-from lit_project.results import Results
+from lit_project.results import Results, judge
 
 pytest.importorskip("matplotlib")
 
@@ -283,7 +283,7 @@ def test_a_crash_in_the_first_epoch_leaves_a_report(tmp_path: Path) -> None:
         fit(tmp_path, Report(), Raise(ZeroDivisionError("<b>mine</b>")))
     text = (tmp_path / "report.html").read_text()
     assert 'class="alert">The run did not finish: failed: ZeroDivisionError: &lt;b&gt;mine' in text
-    assert "No evaluation was completed" in text
+    assert "No evaluation of images with one class each was completed" in text
     assert "train, single steps" in text, "what there is of a learning curve"
     assert text.count("<img") == 16
     assert json.loads((tmp_path / "run.json").read_text())["exit_reason"].startswith("failed: ZeroDivisionError")
@@ -297,6 +297,60 @@ def test_without_anything_there_is_no_report(tmp_path: Path) -> None:
     with pytest.raises(InputError):
         fit(tmp_path, Report(), Refuse())
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("logits", "target"), [(1, 1), (10, -100), (10, 10)], ids=["one output", "ignored", "no such class"]
+)
+def test_what_is_no_class_of_the_outputs_ends_no_run(tmp_path: Path, logits: int, target: int) -> None:
+    class Other(Scripted):
+        def validation_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            batch[1][-1] = target
+            self.log("val/acc", 0.5)
+            return torch.zeros(len(batch[1]), logits)
+
+        def on_validation_epoch_end(self) -> None: ...
+
+    fit(tmp_path, Report(), module=Other([0]), epochs=2)
+    text = (tmp_path / "report.html").read_text()
+    assert "The run finished." in text
+    assert "nothing can be said of classes" in text
+    assert "results" not in data(tmp_path)
+
+
+@pytest.mark.parametrize("fault", [None, RuntimeError("out of memory")], ids=["no class", "error"])
+def test_a_process_that_cannot_judge_still_takes_part_in_what_the_others_wait_for(
+    monkeypatch: pytest.MonkeyPatch, fault: Exception | None
+) -> None:
+    gathered = []
+
+    def gather(parts: list[Any], mine: Any) -> None:
+        gathered.append(mine)
+        parts[:] = [mine, ([judge(torch.zeros(2, 10), torch.tensor([3, 4]), None)], True, 10)]
+
+    def fail(*_: Any) -> None:
+        raise fault or AssertionError
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    monkeypatch.setattr(callback_module, "judge", fail)
+    report, trainer = Report(), L.Trainer(**QUIET)
+    monkeypatch.setattr(L.Trainer, "world_size", 2)
+    report.on_validation_start(trainer, Scripted([0]))
+    batch = torch.zeros(2, 3, 8, 8), torch.tensor([0, 1 if fault else 77])
+    report.on_validation_batch_end(trainer, Scripted([0]), torch.zeros(2, 10), batch, 0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        report.on_validation_end(trainer, Scripted([0]))
+    assert len(gathered) == 1
+    assert [str(fault) in str(warning.message) for warning in caught] == [True] * (fault is not None)
+    assert report._latest is None, "half of the images would be no evaluation"
+
+
+def test_labels_are_listed_unless_they_are_shares() -> None:
+    names = ["red", "green", "blue"]
+    labels = [callback_module._label(torch.tensor(target), names) for target in ([1.0, 1, 1], [0.0, 1, 0], [0.0, 0, 0])]
+    assert labels == ["red, green, blue", "green", "no label"]
+    assert callback_module._label(torch.tensor([0.7, 0.0, 0.3]), names) == "red 70% and blue 30%"
 
 
 def test_a_report_that_fails_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
