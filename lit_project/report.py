@@ -79,7 +79,7 @@ def _load(path: Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return dict(content)
     except Exception as error:  # damage comes to light in many ways
-        reason = str(error).split("\n")[0]
+        reason = str(error).split("\n")[0] or type(error).__name__
         raise InputError(
             f"{path} cannot be read: it is damaged or of another kind ({reason}). Move it elsewhere, and the report is "
             "made of what is left."
