@@ -1,18 +1,17 @@
 """``report.html``: what lies in a run folder as one page, with pictures, that needs no service and no network.
 
 The curves come from ``csv/metrics.csv``, the facts from ``run.json``. What is said of single images comes from
-``report.pt``, which the callback ``Report`` keeps, or, of a run that was killed, from ``last.ckpt``.
+``report.pt``, which the callback ``Report`` keeps, or, of a run that was killed, from ``last.ckpt``, if that is newer.
 """
 
 import base64
-import csv
 import io
-import json
+import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from lit_project.files import write_atomically
 from lit_project.metrics import per_class
 from lit_project.pages import page, require_matplotlib, svg, table
 from lit_project.results import Results
+from lit_project.run_folders import read_metrics, read_record
 
 DATA_FILE, REPORT_FILE = "report.pt", "report.html"
 #: Under this name each checkpoint has the results of the best epoch.
@@ -41,36 +41,49 @@ def write_report(folder: Path) -> Path:
     """Write ``report.html`` to a run folder, from what lies there; return its path.
 
     Raises:
-        InputError: no run folder, or matplotlib is not installed.
-        OSError: the file cannot be written.
+        InputError: no run folder, a damaged file in it, no permission to write, or matplotlib is not installed.
     """
     require_matplotlib()
-    try:
-        record: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder} is not the folder of a run: its run.json cannot be read ({error}).") from error
-    metrics = folder / "csv" / "metrics.csv"
-    rows: Rows = []
-    if metrics.is_file():
-        with metrics.open(newline="", encoding="utf-8") as file:
-            rows = [row for row in csv.DictReader(file) if row["step"] and None not in row.values()]
+    record = read_record(folder)
+    rows: Rows = [row for row in read_metrics(folder) if row["step"] and None not in row.values()]
     data = read_data(folder)
     text = page(f"{folder.resolve().name}", _sections(record, rows, data))
     path = folder / REPORT_FILE
-    write_atomically(path, lambda file: file.write(text.encode(errors="replace")))
+    try:
+        write_atomically(path, lambda file: file.write(text.encode(errors="replace")))
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}.") from error
     return path
 
 
 def read_data(folder: Path) -> dict[str, Any]:
-    """What is kept of single images; empty if nothing is."""
-    data: dict[str, Any] = {}
-    if (folder / DATA_FILE).is_file():
-        data = torch.load(folder / DATA_FILE, weights_only=True)
-    last = folder / "checkpoints" / "last.ckpt"
-    if "results" not in data and last.is_file():
-        kept = torch.load(last, map_location="cpu", weights_only=True).get(CHECKPOINT_KEY)
-        data |= kept | {"best": True} if kept else {}
+    """What is kept of single images; empty if nothing is.
+
+    Raises:
+        InputError: a damaged file.
+    """
+    data = _load(folder / DATA_FILE)
+    kept = _load(folder / "checkpoints" / "last.ckpt").get(CHECKPOINT_KEY)
+    # a run that went on after its report, and was killed, has a newer best epoch than that tells of
+    if kept and ("results" not in data or kept["step"] > data["step"]):
+        first = {"first_batch": data["first_batch"]} if "first_batch" in data else {}
+        return {**first, **kept, "best": True}
     return data
+
+
+def _load(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        # weights, of which nothing is needed, stay on the disk
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return dict(content)
+    except Exception as error:  # damage comes to light in many ways
+        reason = str(error).split("\n")[0] or type(error).__name__
+        raise InputError(
+            f"{path} cannot be read: it is damaged or of another kind ({reason}). Move it elsewhere, and the report is "
+            "made of what is left."
+        ) from error
 
 
 def caption(names: Sequence[str], results: Results, index: int) -> str:
@@ -111,14 +124,14 @@ def _result(
     facts: dict[str, str] = {}
     if isinstance(best.get("score"), float):
         facts[f"best {best['monitor']}"] = f"{best['score']:.4f}"
-    final = {name: _last(rows, name) for name in _metric_names(rows)}
+    final = {name: _last(rows, name) for name in _columns(rows)}
     last = "last " if record.get("subcommand", "fit") == "fit" else ""
     facts |= {f"{last}{name}": f"{float(final[name]):.4f}" for name in sorted(final, key=_importance)[:4]}
-    if curves.ends:
-        facts["epochs trained"] = f"{len(curves.ends)}"
+    if curves.last_epoch is not None and record.get("subcommand", "fit") == "fit":
+        facts["last epoch"] = f"{curves.last_epoch + 1}"
     if results is not None:
         facts["calibration error"] = f"{results.calibration_error():.4f}"
-    facts["took"] = _duration(record.get("start"), record.get("end"))
+    facts["took"] = _duration(record)
     git = record.get("git") or {}
     if git.get("commit"):
         facts["commit"] = git["commit"][:10] + (" and changes" if git.get("changed") else "")
@@ -127,7 +140,8 @@ def _result(
     text = f"<p>{escape(_what(record))}</p>\n<p{ended}>{escape(_ending(reason))}</p>\n"
     text += f'<dl class="facts">{tiles}</dl>'
     if results is None:
-        return f"{text}\n<p>No evaluation was completed, so nothing can be said of classes and single images.</p>"
+        missing = "No evaluation of images with one class each was completed, so nothing can be said of classes."
+        return f"{text}\n<p>{missing}</p>"
     if data["split"] != "test" and "epoch" in data:
         which = "that of the best checkpoint" if data["best"] else "the last one"
         text += (
@@ -140,12 +154,15 @@ def _result(
 def _learning_curves(curves: "_Curves", best_step: int | None) -> str:
     names = curves.names()
     if not names:
-        return "<p>Nothing was logged to csv/metrics.csv yet.</p>"
+        return (
+            "<p>csv/metrics.csv has nothing to draw a curve of: that is what was logged under a name that begins with "
+            "train or val, such as train/loss or val_acc.</p>"
+        )
     best = None if best_step is None else float(curves.position(np.array([best_step - 1]))[0])
     drawn = []
     for name in names:
-        stages = {stage: curve for stage in ("train", "val") if len((curve := curves.of(f"{stage}/{name}"))[0])}
-        faint = curves.of(f"train/{name}_step")
+        stages = {stage: curve for stage in ("train", "val") if len((curve := curves.of(stage, name))[0])}
+        faint = curves.of("train", name, of_steps=True)
         figure = figures.learning_curves(
             name, stages, faint if len(faint[0]) else None, curves.rates(), best, curves.unit
         )
@@ -154,7 +171,7 @@ def _learning_curves(curves: "_Curves", best_step: int | None) -> str:
 
 
 def _epoch_table(rows: Rows) -> str:
-    names = sorted((name for name in _metric_names(rows) if not name.endswith("_step")), key=_importance)
+    names = sorted((name for name, column in _columns(rows).items() if not column.of_steps), key=_importance)
     names += [name for name in (rows[-1] if rows else {}) if _is_rate(name)]
     lines = [row for row in rows if any(row[name] for name in names if not _is_rate(name))]
     if not lines:
@@ -162,7 +179,9 @@ def _epoch_table(rows: Rows) -> str:
     every = -(-len(lines) // _MOST_ROWS)
     note = f"<p class='quiet'>Every {every}th of {len(lines):,} rows.</p>" if every > 1 else ""
     header = ["epoch", "step", *names]
-    cells = [[int(row["epoch"]), int(row["step"]), *(_number(row[name]) for name in names)] for row in lines[::every]]
+    cells = [
+        [*(_whole(row[name]) for name in header[:2]), *(_number(row[name]) for name in names)] for row in lines[::every]
+    ]
     return (
         "<details><summary>The numbers, as in csv/metrics.csv (epochs and steps count from 0)</summary>"
         f"{note}{table(header, cells)}</details>"
@@ -272,61 +291,87 @@ def _run_record(record: dict[str, Any]) -> str:
 
 
 class _Curves:
-    """The columns of ``metrics.csv`` as curves over epochs, or over steps where no epoch has been completed."""
+    """The columns of ``metrics.csv`` as curves over epochs, or over steps where a single epoch is known."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
-        closing = [name for name in _metric_names(rows) if name.startswith("train/") and not name.endswith("_step")]
-        #: The number of steps after which each epoch was over.
-        self.ends = [int(row["step"]) + 1 for row in rows if any(row[name] for name in closing)]
-        self.unit = "epoch" if self.ends else "step"
+        self.columns = _columns(rows)
+        ends: dict[int, float] = {}
+        for row in rows:
+            if row["epoch"]:  # what is handed directly to a logger has none
+                ends[int(float(row["epoch"]))] = float(row["step"]) + 1
+        #: Counted from 0.
+        self.last_epoch = max(ends, default=None)
+        if self.last_epoch is not None:
+            ends.pop(self.last_epoch)  # whether it is over, nobody knows
+        #: How many steps and epochs were done when an epoch was over; a run may have begun from an earlier checkpoint.
+        self.steps, self.epochs = [0.0, *ends.values()], [0, *(epoch + 1 for epoch in ends)]
+        self.unit = "epoch" if ends else "step"
 
     def names(self) -> list[str]:
-        """What was measured, without the stage, the most important first."""
-        of_epochs = {name.split("/", 1)[1] for name in _metric_names(self.rows) if not name.endswith("_step")}
-        of_steps = {name.split("/", 1)[1].removesuffix("_step") for name in _metric_names(self.rows)}
-        return sorted(of_epochs or of_steps, key=_importance)
+        """What was measured in training and validation, without the stage, the most important first."""
+        # of single steps only those of training are drawn
+        drawn = {
+            column.metric
+            for column in self.columns.values()
+            if column.stage == "train" or (column.stage == "val" and not column.of_steps)
+        }
+        return sorted(drawn, key=_importance)
 
-    def of(self, name: str) -> figures.Curve:
-        """x and y of a column, without its empty cells."""
-        pairs = [(int(row["step"]), float(row[name])) for row in self.rows if row.get(name)]
-        steps, values = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
-        return self.position(steps), values
+    def of(self, stage: str, metric: str, of_steps: bool = False) -> figures.Curve:
+        """x and y of a metric, without empty cells."""
+        wanted = _Column(stage, metric, of_steps)
+        return self._of(next((name for name, column in self.columns.items() if column == wanted), ""))
 
     def rates(self) -> dict[str, figures.Curve]:
         """The learning rates, by their columns."""
-        return {name: self.of(name) for name in (self.rows[-1] if self.rows else {}) if _is_rate(name)}
+        return {name: self._of(name) for name in (self.rows[-1] if self.rows else {}) if _is_rate(name)}
 
     def position(self, steps: Any) -> Any:
         """Where steps, counted from 0, are on the x axis."""
         done = steps + 1
-        if not self.ends:
+        if self.unit == "step":
             return done
-        ends = [0, *self.ends]
-        length = max(1, ends[-1] - ends[-2])
-        beyond = np.clip(done - ends[-1], 0, None) / length  # an epoch that was not completed
-        return np.interp(done, ends, np.arange(len(ends))) + beyond
+        length = (self.steps[-1] - self.steps[-2]) / (self.epochs[-1] - self.epochs[-2])
+        beyond = np.clip(done - self.steps[-1], 0, None) / max(1, length)
+        return np.interp(done, self.steps, self.epochs) + beyond
+
+    def _of(self, name: str) -> figures.Curve:
+        pairs = [(float(row["step"]), float(row[name])) for row in self.rows if row.get(name)]
+        steps, values = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
+        return self.position(steps), values
 
 
-def _metric_names(rows: Rows) -> list[str]:
-    """The columns that a stage has: ``train/loss``, not those that only tell how the training goes."""
-    columns = list(rows[-1]) if rows else []
-    return [
-        name
-        for name in columns
-        if name.split("/")[0] in ("train", "val", "test") and name.count("/") == 1 and name != "train/grad_norm"
-    ]
+class _Column(NamedTuple):
+    """What a column of ``metrics.csv`` is of."""
+
+    stage: str
+    metric: str
+    #: Whether it has single steps, beside a column of whole epochs.
+    of_steps: bool
+
+
+def _columns(rows: Rows) -> dict[str, _Column]:
+    """The columns that a stage has: ``train/loss``, or ``train_loss``; not what only tells how the training goes."""
+    found = {}
+    for name in rows[-1] if rows else {}:
+        # the endings are Lightning's, of what is logged both for each step and for each epoch
+        match = re.fullmatch(r"(train|val|test)[/_]([^/]+?)(_step|_epoch)?", name)
+        if match and name != "train/grad_norm":
+            found[name] = _Column(match[1], match[2], match[3] == "_step")
+    return found
 
 
 def _is_rate(name: str) -> bool:
     return name.startswith("lr-") and not name.endswith(("-momentum", "-weight_decay"))
 
 
-def _importance(name: str) -> tuple[int, str, int]:
-    """Loss and accuracy first, validation before training."""
-    stage, _, metric = name.rpartition("/")
+def _importance(name: str) -> tuple[bool, int, str, bool]:
+    """Loss and accuracy first, validation before training, single steps last; of a column or a metric."""
+    metric = re.sub(r"^(train|val|test)[/_]|_(step|epoch)$", "", name)
     known = ["loss", "acc", "f1", "auroc"]
-    return (known.index(metric) if metric in known else len(known), metric, stage == "train")
+    place = known.index(metric) if metric in known else len(known)
+    return name.endswith("_step"), place, metric, name.startswith("train")
 
 
 def _last(rows: Rows, name: str) -> str:
@@ -335,6 +380,10 @@ def _last(rows: Rows, name: str) -> str:
 
 def _number(text: str) -> float | None:
     return float(text) if text else None
+
+
+def _whole(text: str) -> int | None:
+    return int(float(text)) if text else None
 
 
 def _ending(reason: str) -> str:
@@ -359,14 +408,23 @@ def _name(class_path: str) -> str:
     return class_path.rsplit(".", 1)[-1]
 
 
-def _duration(start: str | None, end: str | None) -> str:
-    if not start or not end:
+def _duration(record: dict[str, Any]) -> str:
+    """Of all starts together."""
+    total, known = timedelta(), True
+    for start in [*(record.get("earlier") or []), record]:
+        if start.get("start") and start.get("end"):
+            total += datetime.fromisoformat(start["end"]) - datetime.fromisoformat(start["start"])
+        else:  # it was killed
+            known = False
+    if not total and not known:
         return "unknown"
-    seconds = int((datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds())
+    seconds = int(total.total_seconds())
     hours, minutes = seconds // 3600, seconds % 3600 // 60
     if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {seconds % 60:02} s" if minutes else f"{seconds} s"
+        text = f"{hours} h {minutes:02} min"
+    else:
+        text = f"{minutes} min {seconds % 60:02} s" if minutes else f"{seconds} s"
+    return text if known else f"more than {text}"
 
 
 def _flat(value: Any, name: str = "") -> Iterator[list[str]]:

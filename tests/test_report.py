@@ -33,13 +33,14 @@ from lit_project.data import Shapes10
 from lit_project.errors import InputError
 from lit_project.loggers import CSVLogger, ResumableTensorBoardLogger
 from lit_project.module import ImageClassifier
-from lit_project.report import write_report
-from lit_project.results import Results
+from lit_project.report import _Curves, read_data, write_report
+from lit_project.results import Results, judge
 
 pytest.importorskip("matplotlib")
 
 REPORT = "--callbacks.report=lit_project.callbacks.report.Report"
 NUM_VAL = 40
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 def cells(text: str, heading: str) -> list[list[str]]:
@@ -146,6 +147,31 @@ def test_it_can_be_made_anew_from_the_folder(run: Path, page: str, tmp_path: Pat
         command.main([str(copy)])
 
 
+@pytest.mark.parametrize("name", ["report.pt", "checkpoints/last.ckpt"])
+def test_a_damaged_file_is_named_with_what_to_do(run: Path, tmp_path: Path, name: str) -> None:
+    copy = tmp_path / run.name
+    shutil.copytree(run, copy)
+    (copy / name).write_bytes((copy / name).read_bytes()[:1000])
+    with pytest.raises(InputError, match=rf"{name} cannot be read: it is damaged.* Move it elsewhere"):
+        command.main([str(copy)])
+    (copy / name).write_bytes(b"")
+    with pytest.raises(InputError, match=rf"{name} cannot be read"):
+        command.main([str(copy)])
+    (copy / name).unlink()
+    command.main([str(copy)])
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_error_of_one_line(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("lit_project.report.write_atomically", refuse)
+    with pytest.raises(InputError, match=r"report\.html cannot be written: Permission denied\."):
+        command.main([str(run)])
+
+
 def test_tensorboard_has_pictures_hyper_parameters_and_the_graph(run: Path) -> None:
     reader = EventAccumulator(str(run / "tensorboard"))
     reader.Reload()
@@ -158,7 +184,7 @@ def test_tensorboard_has_pictures_hyper_parameters_and_the_graph(run: Path) -> N
     assert best.value == pytest.approx(record["best"]["score"])
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium or google-chrome")
 def test_a_browser_shows_it_on_a_phone(run: Path, page: str, tmp_path: Path) -> None:
     """Within a frame, since Chromium's own window cannot be that narrow."""
     measure = """onload = () => {
@@ -174,7 +200,8 @@ def test_a_browser_shows_it_on_a_phone(run: Path, page: str, tmp_path: Path) -> 
     }"""
     frame = f'<iframe id="phone" style="width:375px;height:800px;border:0" srcdoc="{html.escape(page)}"></iframe>'
     (tmp_path / "phone.html").write_text(f'<meta charset="utf-8"><body>{frame}<script>{measure}</script>', "utf-8")
-    arguments = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
+    assert CHROMIUM is not None
+    arguments = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
     arguments += ["--disable-background-networking", f"--user-data-dir={tmp_path / 'profile'}"]
     arguments += ["--enable-logging=stderr", "--dump-dom", (tmp_path / "phone.html").as_uri()]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
@@ -255,6 +282,13 @@ def test_the_best_epoch_is_known_after_a_resume(tmp_path: Path) -> None:
     assert "in epoch 2, after 8 steps" in (tmp_path / "report.html").read_text()
     fit(tmp_path, *checkpoints(tmp_path), module=Scripted([0] * 5 + [31, 2]), epochs=7, ckpt_path=last)
     assert (num_right(tmp_path), data(tmp_path)["epoch"]) == (31, 5)
+    newest = torch.load(last, weights_only=True)
+    newest["best_results"] |= {"epoch": 6, "step": 28, "results": Results(**data(tmp_path)["results"])._asdict()}
+    torch.save(newest, last)  # as a run that went on once more leaves it when it is killed
+    assert "in epoch 7, after 28 steps" in write_report(tmp_path).read_text()
+    found = read_data(tmp_path)
+    assert "worst" not in found, "the images of other mistakes"
+    assert "first_batch" in found
 
 
 def test_a_best_checkpoint_that_could_not_be_written_is_not_reported(tmp_path: Path) -> None:
@@ -276,6 +310,7 @@ def test_a_best_checkpoint_that_could_not_be_written_is_not_reported(tmp_path: P
     with pytest.warns(UserWarning, match="No space left"), pytest.raises(InputError, match="could not be written"):
         fit(tmp_path, Full(), *checkpoints(tmp_path), module=Scripted([5, 30, 1]), epochs=3)
     assert (num_right(tmp_path), data(tmp_path)["epoch"]) == (5, 0)
+    assert read_data(tmp_path)["epoch"] == 0, "nor does last.ckpt say so"
 
 
 def test_a_crash_in_the_first_epoch_leaves_a_report(tmp_path: Path) -> None:
@@ -283,7 +318,7 @@ def test_a_crash_in_the_first_epoch_leaves_a_report(tmp_path: Path) -> None:
         fit(tmp_path, Report(), Raise(ZeroDivisionError("<b>mine</b>")))
     text = (tmp_path / "report.html").read_text()
     assert 'class="alert">The run did not finish: failed: ZeroDivisionError: &lt;b&gt;mine' in text
-    assert "No evaluation was completed" in text
+    assert "No evaluation of images with one class each was completed" in text
     assert "train, single steps" in text, "what there is of a learning curve"
     assert text.count("<img") == 16
     assert json.loads((tmp_path / "run.json").read_text())["exit_reason"].startswith("failed: ZeroDivisionError")
@@ -297,6 +332,61 @@ def test_without_anything_there_is_no_report(tmp_path: Path) -> None:
     with pytest.raises(InputError):
         fit(tmp_path, Report(), Refuse())
     assert not (tmp_path / "report.html").exists()
+    assert "failed: InputError: not like this" in write_report(tmp_path).read_text(), "but one can be made"
+
+
+@pytest.mark.parametrize(
+    ("logits", "target"), [(1, 1), (10, -100), (10, 10)], ids=["one output", "ignored", "no such class"]
+)
+def test_what_is_no_class_of_the_outputs_ends_no_run(tmp_path: Path, logits: int, target: int) -> None:
+    class Other(Scripted):
+        def validation_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            batch[1][-1] = target
+            self.log("val/acc", 0.5)
+            return torch.zeros(len(batch[1]), logits)
+
+        def on_validation_epoch_end(self) -> None: ...
+
+    fit(tmp_path, Report(), module=Other([0]), epochs=2)
+    text = (tmp_path / "report.html").read_text()
+    assert "The run finished." in text
+    assert "nothing can be said of classes" in text
+    assert "results" not in data(tmp_path)
+
+
+@pytest.mark.parametrize("fault", [None, RuntimeError("out of memory")], ids=["no class", "error"])
+def test_a_process_that_cannot_judge_still_takes_part_in_what_the_others_wait_for(
+    monkeypatch: pytest.MonkeyPatch, fault: Exception | None
+) -> None:
+    gathered = []
+
+    def gather(parts: list[Any], mine: Any) -> None:
+        gathered.append(mine)
+        parts[:] = [mine, ([judge(torch.zeros(2, 10), torch.tensor([3, 4]), None)], True, 10)]
+
+    def fail(*_: Any) -> None:
+        raise fault or AssertionError
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    monkeypatch.setattr(callback_module, "judge", fail)
+    report, trainer = Report(), L.Trainer(**QUIET)
+    monkeypatch.setattr(L.Trainer, "world_size", 2)
+    report.on_validation_start(trainer, Scripted([0]))
+    batch = torch.zeros(2, 3, 8, 8), torch.tensor([0, 1 if fault else 77])
+    report.on_validation_batch_end(trainer, Scripted([0]), torch.zeros(2, 10), batch, 0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        report.on_validation_end(trainer, Scripted([0]))
+    assert len(gathered) == 1
+    assert [str(fault) in str(warning.message) for warning in caught] == [True] * (fault is not None)
+    assert report._latest is None, "half of the images would be no evaluation"
+
+
+def test_labels_are_listed_unless_they_are_shares() -> None:
+    names = ["red", "green", "blue"]
+    labels = [callback_module._label(torch.tensor(target), names) for target in ([1.0, 1, 1], [0.0, 1, 0], [0.0, 0, 0])]
+    assert labels == ["red, green, blue", "green", "no label"]
+    assert callback_module._label(torch.tensor([0.7, 0.0, 0.3]), names) == "red 70% and blue 30%"
 
 
 def test_a_report_that_fails_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,3 +513,64 @@ def test_a_thousand_classes_stay_readable(tmp_path: Path) -> None:
     assert text.count("<text") < 200
     assert "The 40 classes with the lowest F1 of 1,000" in text
     assert len(cells(text, "class")) == 1001
+
+
+# ---- what is read from metrics.csv and run.json
+
+
+def folder_of(path: Path, metrics: str, **record: Any) -> Path:
+    (path / "csv").mkdir()
+    (path / "csv" / "metrics.csv").write_text(metrics)
+    (path / "run.json").write_text(json.dumps({"exit_reason": "finished", **record}))
+    return path
+
+
+def curves_of(rows: list[dict[str, Any]]) -> Any:
+    names = dict.fromkeys(["epoch", "step", *(name for row in rows for name in row)])
+    return _Curves([{name: str(row.get(name, "")) for name in names} for row in rows])
+
+
+def test_x_is_the_epoch_whatever_is_logged_in_each_step() -> None:
+    rows = [{"epoch": step // 4, "step": step, "train/loss": 9 - step} for step in range(8)]
+    for step, loss in ((1, 8), (3, 6), (5, 4), (7, 2)):  # two validations an epoch
+        rows[step]["val/loss"] = loss
+    curves = curves_of(rows)
+    assert (curves.unit, curves.last_epoch) == ("epoch", 1)
+    assert curves.of("train", "loss")[0].tolist() == [0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2]
+    assert [part.tolist() for part in curves.of("val", "loss")] == [[0.5, 1, 1.5, 2], [8, 6, 4, 2]]
+
+
+def test_a_run_from_an_earlier_checkpoint_begins_at_its_epoch() -> None:
+    curves = curves_of([{"epoch": epoch, "step": 4 * epoch + 3, "val/acc": 0.5} for epoch in (5, 6, 7)])
+    assert curves.of("val", "acc")[0].tolist() == [6, 7, 8]
+    assert curves.position(7 * 4 + 1) == 7.5
+    rows = [{"step": 20, "lr-SGD": 1}, {"epoch": 5, "step": 23, "val/acc": 0.5}]
+    assert curves_of(rows).unit == "step", "how long an epoch is, nobody knows"
+    assert curves_of(rows).of("val", "acc")[0].tolist() == [24]
+
+
+def test_names_with_an_underscore_are_drawn_too(tmp_path: Path) -> None:
+    header = "epoch,step,train_loss_step,train_loss_epoch,val_loss,val_acc,lr-SGD\n"
+    folder = folder_of(tmp_path, f"{header}0,3,2.5,2,3,0.5,0.1\n1,7,1.5,1,2,0.75,0.1\n")
+    text = write_report(folder).read_text()
+    assert text.count("<svg") == 2
+    assert text.index(">loss</text>") < text.index(">acc</text>")
+    assert text.count(">train, single steps</text>") == 1
+    assert "<dt>last val_loss</dt><dd>2.0000</dd>" in text
+    assert cells(text, "epoch")[1] == ["0", "3", "3", "2", "0.5", "0.1"]
+
+
+def test_what_has_no_stage_is_not_said_to_be_nothing(tmp_path: Path) -> None:
+    text = write_report(folder_of(tmp_path, "epoch,step,accuracy\n0,3,0.5\n")).read_text()
+    assert "Nothing was logged" not in text
+    assert "train/loss or val_acc" in text
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"), [("2026-11-30T10:00:00+00:00", "1 h 30 min"), (None, "more than 30 min 00 s")]
+)
+def test_all_starts_take_time(tmp_path: Path, end: str | None, expected: str) -> None:
+    earlier = [{"start": "2026-11-30T09:00:00+00:00", "end": end}]
+    last = {"start": "2026-11-30T11:00:00+00:00", "end": "2026-11-30T11:30:00+00:00"}
+    folder = folder_of(tmp_path, "epoch,step\n", **last, earlier=earlier)
+    assert f"<dt>took</dt><dd>{expected}</dd>" in write_report(folder).read_text()

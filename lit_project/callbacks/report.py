@@ -25,7 +25,10 @@ _MOST_MISTAKES, _MOST_OF_BATCH = 24, 24
 
 
 class Report(Callback):
-    """Writes ``report.html`` to the run folder when a fit, validation or test ends, however it ends.
+    """Writes ``report.html`` to the run folder when a fit, validation or test ends.
+
+    There is one however it ends, once the first batch was there (the sanity check does not count): a run that fails
+    before has only its ``run.json``, of which ``python -m lit_project.cli report`` makes one.
 
     What it says of classes and images is of the evaluation that the best checkpoint comes from, or of the last one
     where nothing is monitored. These results are in each checkpoint, some 20 bytes an image, so that a resumed run has
@@ -36,14 +39,16 @@ class Report(Callback):
     begins, and the confusion matrix and the worst mistakes when it ends.
 
     Needs a module whose ``validation_step`` and ``test_step`` return the logits ``[B, num_classes]``, and batches that
-    end up as images and one class each; otherwise the report has only curves and the run record. Nothing here draws
-    from a random generator or touches what is trained. A report that fails is a warning.
+    end up as images and one class each, ``0..num_classes - 1``; otherwise the report has only curves and the run
+    record. Nothing here draws from a random generator or touches what is trained. A report that fails is a warning.
     """
 
     def __init__(self) -> None:
         self._buffer: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self._buffered = 0
         self._judged: list[Results] = []
+        # of the evaluation: whether, as far as is known, each image is of one class, and of how many
+        self._has_classes, self._num_classes = True, 0
         #: What report.pt will have of the last evaluation, and of that which the best checkpoint comes from.
         self._latest: dict[str, Any] | None = None
         self._kept: dict[str, Any] | None = None
@@ -103,12 +108,15 @@ class Report(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if trainer.sanity_checking or dataloader_idx or not _is_classified(outputs, batch):
+        if trainer.sanity_checking:
+            return
+        self._begun = True
+        if dataloader_idx or not self._has_classes or not _is_classified(outputs, batch):
             return
         self._buffer.append((outputs.detach(), batch[1], getattr(_data(trainer), "batch_indices", None)))
         self._buffered += len(outputs)
         if self._buffered >= _BUFFER:
-            self._judge()
+            self._try_to_judge()
 
     on_test_batch_end = on_validation_batch_end
 
@@ -124,31 +132,42 @@ class Report(Callback):
         self._buffer.clear()
         self._judged.clear()
         self._buffered = 0
+        self._has_classes, self._num_classes = True, 0
+
+    def _try_to_judge(self) -> None:
+        if not _or_warn("The images could not be judged", self._judge):
+            self._has_classes = False
+        self._buffer.clear()
+        self._buffered = 0
 
     def _judge(self) -> None:
         if self._buffer:
-            logits, targets, positions = zip(*self._buffer, strict=True)
-            known = None if None in positions else torch.cat(positions)
-            self._judged.append(judge(torch.cat(logits), torch.cat(targets), known))
-            self._num_classes = logits[0].shape[1]
-            self._buffer.clear()
-            self._buffered = 0
+            logits, targets, positions = (list(column) for column in zip(*self._buffer, strict=True))
+            outputs, classes = torch.cat(logits), torch.cat(targets)
+            # checked here, once for many batches, as it waits for the device
+            self._has_classes = bool(((classes >= 0) & (classes < outputs.shape[1])).all())
+            if self._has_classes:
+                known = None if None in positions else torch.cat(positions)
+                self._judged.append(join([judge(outputs, classes, known)]))
+                self._num_classes = outputs.shape[1]
 
     def _evaluated(self, trainer: L.Trainer, pl_module: L.LightningModule, split: str) -> None:
-        self._judge()
-        parts = [join(self._judged) if self._judged else None]
-        self._judged.clear()
-        if trainer.world_size > 1:
+        self._try_to_judge()
+        _or_warn("The images could not be judged", partial(self._keep_results, trainer, pl_module, split))
+        self._forget()
+
+    def _keep_results(self, trainer: L.Trainer, pl_module: L.LightningModule, split: str) -> None:
+        parts = [(self._judged, self._has_classes, self._num_classes)]
+        if trainer.world_size > 1:  # whatever this process found: the others wait for it
             parts *= trainer.world_size
             torch.distributed.all_gather_object(parts, parts[0])
-        found = [part for part in parts if part is not None]
-        if not found:
+        found = [results for judged, _, _ in parts for results in judged]
+        if not found or not all(has_classes for _, has_classes, _ in parts):
             return
-        self._begun = True
         names = getattr(pl_module, "class_names", None) or getattr(_data(trainer), "class_names", None)
         self._latest = {
             "results": join(found)._asdict(),
-            "class_names": list(names or map(str, range(self._num_classes))),
+            "class_names": list(names or map(str, range(max(number for _, _, number in parts)))),
             "split": split,
             "epoch": trainer.current_epoch,
             "step": trainer.global_step,
@@ -265,12 +284,14 @@ def _show(trainer: L.Trainer, name: str, images: Tensor, captions: Sequence[str]
 # ---- internals
 
 
-def _or_warn(what: str, action: Callable[[], object]) -> None:
-    """A picture is never worth a run."""
+def _or_warn(what: str, action: Callable[[], object]) -> bool:
+    """Whether an action succeeds: a picture is never worth a run."""
     try:
         action()
     except Exception as error:
         rank_zero_warn(f"{what}: {type(error).__name__}: {error}")
+        return False
+    return True
 
 
 def _data(trainer: L.Trainer) -> Any:
@@ -283,7 +304,9 @@ def _is_classified(outputs: Any, batch: Any) -> bool:
     return (
         isinstance(outputs, Tensor)
         and isinstance(targets, Tensor)
-        and (outputs.ndim, targets.ndim) == (2, 1)
+        and outputs.ndim == 2
+        and outputs.shape[1] > 1
+        and targets.shape == outputs.shape[:1]
         and not targets.is_floating_point()
     )
 
@@ -299,9 +322,11 @@ def _is_pair(batch: Any) -> bool:
 
 
 def _label(target: Tensor, names: Sequence[str]) -> str:
-    """The class of an image, or the two that it is mixed of."""
+    """The class of an image, the two that it is mixed of, or each of its labels."""
     if target.ndim == 0:
         return names[int(target)]
+    if target.max() == 1 or abs(target.sum().item() - 1) > 0.01:  # no shares of a whole
+        return ", ".join(names[number] for number in target.nonzero().flatten().tolist()) or "no label"
     shares, classes = target.topk(2)
     mixed = zip(shares.tolist(), classes.tolist(), strict=True)
     return " and ".join(f"{names[number]} {share:.0%}" for share, number in mixed if share > 0)

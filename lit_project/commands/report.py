@@ -1,6 +1,7 @@
 """Write report.html of a run anew, from what lies in its folder: curves, mistakes, calibration, run record.
 
-Each run ends with one already. This is for a run that was killed, or that had no matplotlib.
+A run that came to its first batch ends with one already. This is for a run that was killed, that failed before, or
+that had no matplotlib.
 """
 
 import argparse
