@@ -450,10 +450,10 @@ def html(name: str, study: "optuna.Study", metric: str, trials: str) -> str:
         "Values": lambda: plots.plot_slice(study, target_name=metric),
         "Trials, validation by validation": lambda: plots.plot_intermediate_values(study),
     }
-    style = {"savefig.bbox": "tight", "legend.frameon": False}
     sections = [("Trials", f"<pre>{escape(trials)}</pre>")]
     for title, draw in drawn.items():
-        with warnings.catch_warnings(), mpl.rc_context(style):  # Optuna sets one for good
+        # Optuna sets a style for good
+        with warnings.catch_warnings(), mpl.rc_context({"savefig.bbox": "tight", "legend.frameon": False}):
             warnings.simplefilter("ignore")  # that the plots are experimental
             draw()
             sections.append((title, svg(plt.gcf()).replace("#555555", "currentColor")))  # it is dark on a dark page

@@ -804,8 +804,8 @@ def test_the_example_searches_twenty_trials_and_stops_bad_ones_early(run_cli: Ru
     for trial in found:
         (record,) = (tmp_path / "runs/sweeps/lr_wd/trials" / trial.user_attrs["folder"]).glob("fit-*/run.json")
         reason = json.loads(record.read_text())["exit_reason"]
-        assert (reason == "finished") == (trial.state == TrialState.COMPLETE)
-        assert reason in ("finished", "interrupted by SIGTERM"), "a pruned trial ends in order"
+        assert reason == "finished" or trial.state == TrialState.PRUNED
+        assert reason in ("finished", "interrupted by SIGTERM"), "a pruned trial ends in order, if not of itself"
     assert "Best: trial" in printed
 
 
