@@ -65,6 +65,7 @@ from lit_project.config_files import (
 )
 from lit_project.data import ImagesToPredict, Shapes10
 from lit_project.errors import InputError
+from lit_project.files import short_path
 from lit_project.hardware import best_precision, keep_freed_memory
 from lit_project.out_of_memory import explain_out_of_memory
 from lit_project.parse_errors import explain
@@ -396,34 +397,34 @@ class CLI(LightningCLI):
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         last = next((c.path for c in callbacks if isinstance(c, LastCheckpoint)), None)
         if not written and (last is None or not last.is_file()):
-            print(f"\nRun folder: {_short(self.run_dir)} (no checkpoint was written)")
+            print(f"\nRun folder: {short_path(self.run_dir)} (no checkpoint was written)")
             return
         paths = (best and best.best_model_path, last, written and written.best_model_path)
         checkpoint = Path(next(path for path in paths if path))
         if best:
-            print(f"\nBest checkpoint: {_short(checkpoint)} ({best.monitor} {best.best_model_score:.4f})")
+            print(f"\nBest checkpoint: {short_path(checkpoint)} ({best.monitor} {best.best_model_score:.4f})")
         else:
-            print(f"\nLast checkpoint: {_short(checkpoint)} (there is no best, as no metric was monitored)")
-        print(f"Run folder: {_short(self.run_dir)}\nNext:")
-        command = f"{_short(Path(sys.executable))} -m {__package__}.cli"  # the interpreter that has the packages
-        steps = {"test it": f"test --ckpt_path {_short(checkpoint)}"}
+            print(f"\nLast checkpoint: {short_path(checkpoint)} (there is no best, as no metric was monitored)")
+        print(f"Run folder: {short_path(self.run_dir)}\nNext:")
+        command = f"{short_path(Path(sys.executable))} -m {__package__}.cli"  # the interpreter that has the packages
+        steps = {"test it": f"test --ckpt_path {short_path(checkpoint)}"}
         if isinstance(self.datamodule, Shapes10):
             steps["train on CIFAR-10"] = "fit --config configs/cifar10.yaml"
             steps["train on your images"] = "fit --config configs/image_folder.yaml --data.root FOLDER"
         elif hasattr(self.datamodule, "preprocessing"):
-            steps["predict"] = f"predict --ckpt_path {_short(checkpoint)} --images IMAGES --output predictions.csv"
+            steps["predict"] = f"predict --ckpt_path {short_path(checkpoint)} --images IMAGES --output predictions.csv"
         for step, arguments in steps.items():
             print(f"  {step + ':':22}{command} {arguments}")
 
     @rank_zero_only
     def after_test(self) -> None:
-        print(f"Run folder: {_short(self.run_dir)}")
+        print(f"Run folder: {short_path(self.run_dir)}")
 
     @rank_zero_only
     def after_predict(self) -> None:
         errors = f", {self.writer.num_errors} of them unreadable" if self.writer.num_errors else ""
         count = len(self.datamodule.paths)
-        print(f"Predictions for {count:,} image{'s' * (count != 1)}{errors}: {_short(self.writer.output)}")
+        print(f"Predictions for {count:,} image{'s' * (count != 1)}{errors}: {short_path(self.writer.output)}")
 
 
 def main() -> None:
@@ -474,13 +475,13 @@ def _prepare(argv: list[str], folder: Path) -> Start:
     newest = wanted == "last" and subcommand == "fit"
     path = (newest_run_of(in_files, runs) if newest else find_checkpoint(wanted, runs, default=default)).absolute()
     if wanted in ("best", "last"):
-        rank_zero_info(f"--ckpt_path {wanted}: {_short(path)}")
+        rank_zero_info(f"--ckpt_path {wanted}: {short_path(path)}")
     argv.append(f"--ckpt_path={path}")  # the last one wins
     checkpoint = read_checkpoint(path)
     continued = run_to_continue(path, checkpoint) if subcommand == "fit" else None
     del checkpoint["state_dict"]  # Lightning reads the weights again; here they would only take memory
     if subcommand == "fit" and holds_only_weights(checkpoint):
-        rank_zero_info(f"{_short(path)} holds weights and no training: a new one starts with them at step 0.")
+        rank_zero_info(f"{short_path(path)} holds weights and no training: a new one starts with them at step 0.")
     config = checkpoint.get("config")
     named = {argument.split("=")[0] for argument in argv} & {"--model", "--model.network", "--data"}
     if not isinstance(config, dict) and not given.config and not named:
@@ -542,12 +543,6 @@ def _any_is(objects: list[Any], kind: type) -> bool:
     return any(isinstance(item, kind) for item in objects)
 
 
-def _short(path: Path | None) -> str:
-    """A path as one would type it: relative when it lies below the working directory."""
-    path = Path(path or ".").absolute()
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
-
-
 def _quieten() -> None:
     """Drop the notices that ask for nothing, so that those that do are seen."""
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # they are about Lightning's own calls
@@ -589,7 +584,7 @@ def fail(error: Exception, run_dir: Path | None = None) -> NoReturn:
         elif made and run_dir:
             with contextlib.suppress(OSError):  # the disk may be what failed
                 (run_dir / "error.txt").write_text(text)
-                message += f"\n  traceback: {_short(run_dir / 'error.txt')}"
+                message += f"\n  traceback: {short_path(run_dir / 'error.txt')}"
         message += "\n  LIT_DEBUG=1 shows the traceback here"
     sys.stderr.write(f"error: {message}\n")
     sys.exit(1)

@@ -66,3 +66,9 @@ def locked(path: Path, waiting: str) -> Iterator[None]:
         held = lock.acquire()
     with held:
         yield
+
+
+def short_path(path: Path | None) -> str:
+    """A path as one would type it, relative when it lies below the working directory; this one for ``None``."""
+    path = Path(path or ".").absolute()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

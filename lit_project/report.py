@@ -8,7 +8,6 @@ import base64
 import io
 import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from lit_project.files import write_atomically
 from lit_project.metrics import per_class
 from lit_project.pages import page, require_matplotlib, svg, table
 from lit_project.results import Results
-from lit_project.run_folders import read_metrics, read_record
+from lit_project.run_folders import read_metrics, read_record, time_taken
 
 DATA_FILE, REPORT_FILE = "report.pt", "report.html"
 #: Under this name each checkpoint has the results of the best epoch.
@@ -410,12 +409,7 @@ def _name(class_path: str) -> str:
 
 def _duration(record: dict[str, Any]) -> str:
     """Of all starts together."""
-    total, known = timedelta(), True
-    for start in [*(record.get("earlier") or []), record]:
-        if start.get("start") and start.get("end"):
-            total += datetime.fromisoformat(start["end"]) - datetime.fromisoformat(start["start"])
-        else:  # it was killed
-            known = False
+    total, known = time_taken(record)
     if not total and not known:
         return "unknown"
     seconds = int(total.total_seconds())

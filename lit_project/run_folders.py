@@ -7,7 +7,7 @@ import csv
 import json
 import math
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,14 @@ _HARMLESS |= {"test_time_augmentation", "class_names", "num_test"}
 # Settings of the trainer that do not.
 _TRAINER = {"accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "limit_train_batches"}
 _TRAINER |= {"overfit_batches"}
+
+
+def time_taken(record: Record) -> tuple[timedelta, bool]:
+    """How long all starts of a run took together, and whether that is all: one that was killed does not tell."""
+    starts = [*(record.get("earlier") or []), record]
+    ended = [start for start in starts if start.get("start") and start.get("end")]
+    spans = [datetime.fromisoformat(start["end"]) - datetime.fromisoformat(start["start"]) for start in ended]
+    return sum(spans, timedelta()), len(ended) == len(starts)
 
 
 def read_record(folder: Path) -> Record:

@@ -21,6 +21,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor
 
 from lit_project.errors import InputError
+from lit_project.files import short_path
 from lit_project.provenance import git_state
 
 #: Where runs go when neither the config nor WANDB_PROJECT nor wandb's settings file says.
@@ -128,7 +129,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
             self._init(wandb.setup().settings, "offline")
         if obstacle or mode == "offline":
             reason = f", as {obstacle}" if obstacle else ""
-            rank_zero_info(f"W&B: offline{reason}. To upload the run later: wandb sync {_short(self._folder)}")
+            rank_zero_info(f"W&B: offline{reason}. To upload the run later: wandb sync {short_path(self._folder)}")
 
     def _obstacle(self, known: Any) -> str | None:
         """Why the run cannot be online, as a clause; None if the server has accepted the API key."""
@@ -290,9 +291,3 @@ def _positions(file: Path) -> Iterator[tuple[int, Any]]:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).split("\n")[0]
-
-
-def _short(path: Path) -> str:
-    """Relative to the working directory where it lies below."""
-    path = path.absolute()
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -15,7 +15,6 @@ import os
 import statistics
 import warnings
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +30,7 @@ from lit_project.run_folders import (
     read_record,
     test_of,
     tests_in,
+    time_taken,
 )
 from lit_project.tables import print_table
 
@@ -276,12 +276,7 @@ def _commit(record: Record) -> str:
 
 def _duration(record: Record) -> str:
     """Of all starts together; with a + where a killed one does not tell its own."""
-    total, known = timedelta(), True
-    for start in [*record.get("earlier", []), record]:
-        if start.get("end"):
-            total += datetime.fromisoformat(start["end"]) - datetime.fromisoformat(start["start"])
-        else:
-            known = False
+    total, known = time_taken(record)
     return f"{total}{'' if known else ' +'}" if total or known else ""
 
 

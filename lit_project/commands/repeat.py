@@ -30,6 +30,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from lit_project.errors import InputError
+from lit_project.files import short_path
 from lit_project.run_folders import best_epoch, flat, monitored, read_metrics, read_record, test_of, tests_in
 from lit_project.tables import print_table
 
@@ -110,7 +111,9 @@ def _open(wanted: argparse.Namespace, options: list[str]) -> tuple[Path, dict[st
         root = Path(cwd) / Path(config["trainer"]["default_root_dir"] or "runs").expanduser()
         given, before = _interrupted(root, state)
         if given:
-            print(f"Going on with {_short(given)}, which has not come to its end. To start anew, name a new --folder.")
+            print(
+                f"Going on with {short_path(given)}, which has not come to its end. To start anew, name a new --folder."
+            )
         else:
             given = root / f"repeat-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     assert given is not None
@@ -244,7 +247,7 @@ class Repeat:
 
     def run(self) -> int:
         """Do it all and print the result; returns the exit status."""
-        print(f"Repeat folder: {_short(self.folder)}", flush=True)
+        print(f"Repeat folder: {short_path(self.folder)}", flush=True)
         self.state["end"] = None
         self._save()
         handlers = {
@@ -335,7 +338,7 @@ class Repeat:
         if self.signal:  # it came while the process was being started
             process.terminate()
         how = "goes on" if command[-2].startswith("--ckpt_path") and stages[0] == "fit" else "started"
-        print(f"seed {seed}: {stages[0]} {how}, see {_short(log)}", flush=True)
+        print(f"seed {seed}: {stages[0]} {how}, see {short_path(log)}", flush=True)
 
     def _environment(self, slot: int) -> dict[str, str]:
         environment = dict(os.environ)
@@ -412,13 +415,13 @@ class Repeat:
             print_table(title, ["seed", "run", *spreads], rows, summary)
         for result in results:
             if result["exit"] not in (FINISHED, None):
-                print(f"seed {result['seed']}: {result['exit']}; see {_short(self._log(result['seed']))}")
+                print(f"seed {result['seed']}: {result['exit']}; see {short_path(self._log(result['seed']))}")
         command = "python -m lit_project.cli"
-        go_on = f"{command} repeat --folder {shlex.quote(_short(self.folder))}"
+        go_on = f"{command} repeat --folder {shlex.quote(short_path(self.folder))}"
         if self.signal:
             print(f"Stopped by {signal.Signals(self.signal).name}. To go on: {go_on}")
             return 128 + self.signal
-        print(f"Repeat folder: {_short(self.folder)}")
+        print(f"Repeat folder: {short_path(self.folder)}")
         unfinished = sum(result["exit"] is None for result in results)
         if unfinished:
             print(f"{unfinished} of {len(results)} runs did not come to their end. To go on: {go_on}")
@@ -469,10 +472,6 @@ def _reason(log: str, status: int) -> str:
 
 def _last_checkpoint(folder: Path) -> Path:
     return folder / "checkpoints" / "last.ckpt"
-
-
-def _short(path: Path) -> str:
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _now() -> str:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_project.errors import InputError
+from lit_project.files import short_path
 
 if TYPE_CHECKING:
     import optuna
@@ -78,7 +79,7 @@ def _main(argv: list[str]) -> int:
     database = connect(sweep)  # before what takes longer, so that an error comes at once
     config = check_space(sweep)
     metric, direction = objective(config)
-    command = [_relative(Path(sys.executable)), *(word for word in sys.orig_argv[1:] if word != "--new")]
+    command = [short_path(Path(sys.executable)), *(word for word in sys.orig_argv[1:] if word != "--new")]
     if arguments.new:
         sweep.name = new_name(sweep, database)
         command += ["--name", sweep.name]
@@ -403,9 +404,9 @@ def report(sweep: "Sweep", study: "SharedStudy", metric: str) -> int:
     file.write_text(head + config)
     page = sweep.path / "report.html"
     page.write_text(html(sweep.name, study.optuna, metric, shown), encoding="utf-8")
-    print(f"Best: trial {best.number}, {metric} {best.value:.4g}. Plots: {_relative(page)}")
-    program = f"{_relative(Path(sys.executable))} -m lit_project.cli"
-    print(f"Train with its config: {program} fit --config {_relative(file)}")
+    print(f"Best: trial {best.number}, {metric} {best.value:.4g}. Plots: {short_path(page)}")
+    program = f"{short_path(Path(sys.executable))} -m lit_project.cli"
+    print(f"Train with its config: {program} fit --config {short_path(file)}")
     return 0
 
 
@@ -466,7 +467,3 @@ def _short(value: Any) -> str:
     if isinstance(value, str):
         return value if value.startswith("{") else value.rsplit(".", 1)[-1]
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _relative(path: Path) -> str:
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
