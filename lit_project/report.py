@@ -414,10 +414,9 @@ def _duration(record: dict[str, Any]) -> str:
         return "unknown"
     seconds = int(total.total_seconds())
     hours, minutes = seconds // 3600, seconds % 3600 // 60
+    text = f"{minutes} min {seconds % 60:02} s" if minutes else f"{seconds} s"
     if hours:
         text = f"{hours} h {minutes:02} min"
-    else:
-        text = f"{minutes} min {seconds % 60:02} s" if minutes else f"{seconds} s"
     return text if known else f"more than {text}"
 
 

@@ -337,7 +337,8 @@ def database(tmp_path: Path) -> Iterator[str]:
     if not programs:
         pytest.skip("PostgreSQL is not installed")
     # it refuses to run as root, and a test's folder is its owner's alone
-    as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
+    runuser = shutil.which("runuser", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or "runuser"
+    as_user = [runuser, "-u", "postgres", "--"] if os.geteuid() == 0 else []
     folder = Path(subprocess.check_output([*as_user, "mktemp", "-d"], text=True).strip())
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
