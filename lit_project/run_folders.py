@@ -23,6 +23,11 @@ _TRAINER = {"accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algor
 _TRAINER |= {"overfit_batches"}
 
 
+def now() -> str:
+    """The time as ``run.json`` has it: ISO 8601, to the second, with the offset from UTC."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
 def time_taken(record: Record) -> tuple[timedelta, bool]:
     """How long all starts of a run took together, and whether that is all: one that was killed does not tell."""
     starts = [*(record.get("earlier") or []), record]

@@ -107,9 +107,8 @@ class Sweep:
     def options(self, values: dict[str, Any]) -> list[str]:
         """What ``fit`` gets for a trial with ``values``."""
         options = [f"--config={path}" for path in self.configs] + _options(self.fixed)
-        if (
-            self.metric
-        ):  # the best checkpoint is then the best by what is optimised, and a wrong name ends a run at once
+        if self.metric:
+            # the best checkpoint is then the best by what is optimised, and a wrong name ends a run at once
             options.append(f"--callbacks.best.monitor={self.metric}")
             options.append(f"--callbacks.best.mode={'max' if self.direction == 'maximize' else 'min'}")
         return options + _options(values)

@@ -32,8 +32,7 @@ class Report(Callback):
 
     What it says of classes and images is of the evaluation that the best checkpoint comes from, or of the last one
     where nothing is monitored. These results are in each checkpoint, some 20 bytes an image, so that a resumed run has
-    them. Of several processes, each brings the images that it was given, and each image counts once. The sanity check
-    does not count.
+    them. Of several processes, each brings the images that it was given, and each image counts once.
 
     TensorBoard, and each logger that has Lightning's ``log_image``, gets the first training batch when the training
     begins, and the confusion matrix and the worst mistakes when it ends.

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import signal
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lit_project.callbacks.last_checkpoint import Stopped
 from lit_project.files import write_atomically
 from lit_project.provenance import MAIN_PACKAGES, git_state, machine, versions
+from lit_project.run_folders import now
 
 RUNNING = "running"
 
@@ -55,7 +55,7 @@ class RunRecord(Callback):
         self._record = {
             **self.started,
             "cwd": str(Path.cwd()),
-            "start": _now(),
+            "start": now(),
             "end": None,
             "exit_reason": RUNNING,
             "pid": os.getpid(),
@@ -95,7 +95,7 @@ class RunRecord(Callback):
             return
         best = best_checkpoint(trainer)
         self._record |= {
-            "end": _now(),
+            "end": now(),
             "exit_reason": exit_reason,
             "best": best and {"path": _relative(best.best_model_path, self._path.parent), **_score(best)},
             "metrics": {name: value.item() for name, value in trainer.callback_metrics.items()},
@@ -162,10 +162,6 @@ def _score(callback: ModelCheckpoint) -> dict[str, Any]:
 def _relative(path: str, folder: Path) -> str:
     inside = Path(path).resolve().is_relative_to(folder.resolve())
     return str(Path(path).resolve().relative_to(folder.resolve())) if inside else path
-
-
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def _valid(value: Any) -> Any:

@@ -5,6 +5,7 @@ what follows the name and returns the exit status. Nothing has to be registered.
 called, and what takes long to import (torch, lightning) belongs into its functions, so that its ``--help`` is quick.
 """
 
+import argparse
 import ast
 import importlib
 import os
@@ -27,6 +28,17 @@ def overview() -> str:
         summary = (ast.get_docstring(ast.parse(source)) or "").split("\n")[0]
         lines.append(f"  {name:<21} {summary}")
     return "\n".join(lines)
+
+
+def parser(name: str, doc: str | None, usage: str | None = None) -> argparse.ArgumentParser:
+    """The parser of a command's options: ``doc``, the docstring of its file, is its help."""
+    return argparse.ArgumentParser(
+        prog=f"python -m lit_project.cli {name}",
+        usage=usage,
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
 
 
 def dispatch(argv: list[str]) -> None:

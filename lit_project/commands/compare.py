@@ -7,7 +7,6 @@ apart, or not, by Welch's t-test: whether the difference of their means is more 
 seeds. The page, compare.html, is one file with the learning curves.
 """
 
-import argparse
 import glob
 import json
 import math
@@ -18,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lit_project import commands
 from lit_project.errors import InputError
 from lit_project.run_folders import (
     Record,
@@ -77,12 +77,7 @@ class Part(NamedTuple):
 
 def main(argv: list[str]) -> int:
     """Exit status 0; a mistake is an ``InputError``."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lit_project.cli compare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = commands.parser("compare", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, a repeat folder, or a quoted glob")
     parser.add_argument("--sort", metavar="METRIC", help="the best first; default: in the order given")
     parser.add_argument("--output", type=Path, default=Path("compare.html"), help="the page; default: compare.html")

@@ -24,14 +24,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from lit_project import commands
 from lit_project.errors import InputError
-from lit_project.files import short_path
-from lit_project.run_folders import best_epoch, flat, monitored, read_metrics, read_record, test_of, tests_in
+from lit_project.files import short_path, write_atomically
+from lit_project.run_folders import best_epoch, flat, monitored, now, read_metrics, read_record, test_of, tests_in
 from lit_project.tables import print_table
 
 FINISHED = "finished"
@@ -46,12 +47,8 @@ def main(argv: list[str]) -> int:
 
     That is 130 for Ctrl-C, 143 for SIGTERM and 129 for SIGHUP.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m lit_project.cli repeat",
-        usage="%(prog)s [--runs N] [--test true] [--jobs N] [--folder FOLDER] [any option of fit]",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = commands.parser(
+        "repeat", __doc__, usage="%(prog)s [--runs N] [--test true] [--jobs N] [--folder FOLDER] [any option of fit]"
     )
     parser.add_argument("--runs", type=int, help="how many; default: 5")
     parser.add_argument(
@@ -127,7 +124,7 @@ def _open(wanted: argparse.Namespace, options: list[str]) -> tuple[Path, dict[st
                 f"The repeat in {given} has {len(before['results'])} runs already: --runs can only add some."
             )
     else:
-        state |= {"threads": _threads(wanted.jobs), "start": _now(), "end": None, "results": [], "statistics": {}}
+        state |= {"threads": _threads(wanted.jobs), "start": now(), "end": None, "results": [], "statistics": {}}
     first = config["seed_everything"]
     for seed in range(first + len(state["results"]), first + state["runs"]):
         state["results"].append({"seed": seed, "folder": None, "exit": None, "tested": False, "metrics": {}})
@@ -259,7 +256,7 @@ class Repeat:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         done = not self.signal and all(result["exit"] for result in self.state["results"])
-        self.state["end"] = _now() if done else None
+        self.state["end"] = now() if done else None
         self._save()
         return self._report()
 
@@ -433,8 +430,6 @@ class Repeat:
         return self.folder / f"seed-{seed}.log"
 
     def _save(self) -> None:
-        from lit_project.files import write_atomically
-
         self.state["statistics"] = dict(self._statistics())
         text = json.dumps(self.state, indent=2, ensure_ascii=False) + "\n"
         write_atomically(self.folder / "repeat.json", lambda file: file.write(text.encode()))
@@ -472,7 +467,3 @@ def _reason(log: str, status: int) -> str:
 
 def _last_checkpoint(folder: Path) -> Path:
     return folder / "checkpoints" / "last.ckpt"
-
-
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")

@@ -4,18 +4,14 @@ A run that came to its first batch ends with one already. This is for a run that
 that had no matplotlib.
 """
 
-import argparse
 from pathlib import Path
+
+from lit_project import commands
 
 
 def main(argv: list[str]) -> int:
     """Exit status 0 when the report is written."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lit_project.cli report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = commands.parser("report", __doc__)
     parser.add_argument("run_folder", type=Path, help="The folder of a fit, validate or test.")
     folder = parser.parse_args(argv).run_folder
 

@@ -5,7 +5,6 @@ it. Compared are the weights in each checkpoint, tensor by tensor, and the logge
 recorded facts that differ are named: commit, versions, machine, threads, data. The code is the present one.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lit_project import commands
 from lit_project.errors import InputError
 from lit_project.run_folders import flat, read_record, read_rows
 
@@ -23,12 +23,7 @@ FACTS = ("git", "versions", "machine", "data")
 
 def main(argv: list[str]) -> int:
     """Exit status 0 if the new run's result is bit-identical, 1 if it is not."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lit_project.cli rerun",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = commands.parser("rerun", __doc__)
     parser.add_argument("run_folder", type=Path, help="The folder of a finished fit, validate or test.")
     old = parser.parse_args(argv).run_folder.absolute()
     before = read_finished(old)

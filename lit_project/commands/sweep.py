@@ -8,7 +8,6 @@ The same command goes on with a sweep that was stopped or killed, from the last 
 helps with one that is running. At the end, the sweep's folder has best.yaml for fit --config, and report.html.
 """
 
-import argparse
 import csv
 import io
 import math
@@ -25,6 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_project import commands
 from lit_project.errors import InputError
 from lit_project.files import short_path
 
@@ -49,12 +49,7 @@ def main(argv: list[str]) -> int:
 
 
 def _main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m lit_project.cli sweep",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = commands.parser("sweep", __doc__)
     parser.add_argument("--config", type=Path, required=True, help="The sweep's YAML file.")
     parser.add_argument("--name", help="Another name for the study and its folder than the file's.")
     parser.add_argument("--new", action="store_true", help="Begin a new study beside the one there is.")
