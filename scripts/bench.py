@@ -324,7 +324,7 @@ def recipe(root: Path, scratch: Path) -> list[Row]:
     first = run_tutorial(root, 1)["seconds"][0]
     started = time.perf_counter()
     trained = fit(
-        scratch, root, "--config=configs/cifar10_fast.yaml", "--data=ImageFolder", f"--data.root={root}", TIMED
+        scratch, None, "--config=configs/cifar10_fast.yaml", "--data=ImageFolder", f"--data.root={root}", TIMED
     )
     accuracy = tested(trained, scratch)
     wall = time.perf_counter() - started
