@@ -216,7 +216,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         """Cut the logs that nothing was sent of; remember the rest, as the server does not change a row that it has."""
         for file in self._folder.glob("*run-*/*.wandb"):
             is_sent = not file.parent.name.startswith("offline-") or Path(f"{file}.synced").exists()
-            for start, record in _positions(file):
+            for start, record in read_log(file):
                 row = {item.nested_key[0]: item.value_json for item in record.history.item if item.nested_key}
                 if int(row.get(_STEP, -1)) < step:
                     continue
@@ -254,19 +254,14 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         self._experiment = None  # what is logged from now on begins the run again
 
 
-def read_log(file: Path) -> Iterator[Any]:
-    """The records of a ``.wandb`` file (messages of ``wandb.proto.wandb_internal_pb2.Record``) to where it breaks off.
+def read_log(file: Path) -> Iterator[tuple[int, Any]]:
+    """The records of a ``.wandb`` file to where it breaks off, each after the byte at which it starts.
 
-    They lie in blocks as in LevelDB's log, after a header of seven bytes.
+    They are messages of ``wandb.proto.wandb_internal_pb2.Record``, in blocks as in LevelDB's log, after a header of
+    seven bytes.
 
     Source: https://github.com/google/leveldb/blob/main/doc/log_format.md
     """
-    for _, record in _positions(file):
-        yield record
-
-
-def _positions(file: Path) -> Iterator[tuple[int, Any]]:
-    """The records, each with the byte at which it starts."""
     from wandb.proto import wandb_internal_pb2
 
     parse = wandb_internal_pb2.Record.FromString  # type: ignore[attr-defined]

@@ -48,7 +48,7 @@ def logs(run: Path) -> list[Path]:
 
 
 def records(log: Path, kind: str) -> list[Any]:
-    return [getattr(record, kind) for record in read_log(log) if record.WhichOneof("record_type") == kind]
+    return [getattr(record, kind) for _, record in read_log(log) if record.WhichOneof("record_type") == kind]
 
 
 def values(items: Any) -> dict[str, Any]:
@@ -392,7 +392,7 @@ for step in range(6):
     if step < 5:
         logger.log_metrics({"loss": step, "epoch": 0}, step)
 (log,) = Path("run/wandb").glob("offline-run-*/*.wandb")
-while sum(record.HasField("history") for record in read_log(log)) < 11:
+while sum(record.HasField("history") for _, record in read_log(log)) < 11:
     time.sleep(0.05)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -486,14 +486,14 @@ def test_a_log_is_read_to_where_it_breaks_off(said: list[str], tmp_path: Path) -
         logger.log_metrics({"loss": step}, step)
     logger.finalize("success")
     (log,) = logs(tmp_path / "run")
-    whole = list(read_log(log))
+    whole = [record for _, record in read_log(log)]
     assert [row[STEP] for row in rows(log)] == list(range(20))
     data = log.read_bytes()
     torn = tmp_path / "torn.wandb"
     for cut in (3, 5_000, 40_000, len(data) - 100):
         for content in (data[:cut], data[:cut] + bytes(len(data) - cut)):
             torn.write_bytes(content)
-            read = list(read_log(torn))
+            read = [record for _, record in read_log(torn)]
             assert read == whole[: len(read)]
             assert len(read) < len(whole)
 

@@ -30,6 +30,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from lit_project import commands
+from lit_project.commands.sweep import error_in
 from lit_project.errors import InputError
 from lit_project.files import short_path, write_atomically
 from lit_project.run_folders import best_epoch, flat, monitored, now, read_metrics, read_record, test_of, tests_in
@@ -267,7 +268,8 @@ class Repeat:
                 self._start(*waiting.pop(0))
             for job in [job for job in self.running if job.process.poll() is not None]:
                 self.running.remove(job)
-                finished = job.process.returncode == 0 and self._exit_reason(job.result["seed"]) == FINISHED
+                _, record = self._run_of(job.result["seed"])
+                finished = job.process.returncode == 0 and record["exit_reason"] == FINISHED
                 if finished and len(job.stages) > 1:
                     waiting.insert(0, (job.result, job.stages[1:]))
                 else:
@@ -280,37 +282,35 @@ class Repeat:
         if finished and (result["tested"] or not test):
             return []
         result["exit"] = None
-        folder = self._folder_of(result["seed"])
-        record = read_record(folder) if folder else {"exit_reason": None}
+        folder, record = self._run_of(result["seed"])
         if folder is None or not (finished or record["exit_reason"] == FINISHED):
             return ["fit", "test"] if test else ["fit"]
         if test and test_of(folder, record, tests_in(self.folder)) is None:
             return ["test"]
-        self._note(result, folder)
+        self._note(result, folder, record)
         return []
 
-    def _folder_of(self, seed: int) -> Path | None:
-        """The run with this seed; of several the one that has come furthest."""
+    def _run_of(self, seed: int) -> tuple[Path | None, dict[str, Any]]:
+        """The folder and the record of the run with this seed; of several those of the one that has come furthest.
+
+        The record tells how it ended: one that ``trainer.max_time`` cut off has exit status 0 too.
+        """
         found = []
         for file in self.folder.glob("fit-*/run.json"):
             record = read_record(file.parent)
             if record["seed"] == seed:
                 finished = record["exit_reason"] == FINISHED
-                found.append((finished, _last_checkpoint(file.parent).is_file(), record["start"], file.parent))
-        return max(found)[-1] if found else None
-
-    def _exit_reason(self, seed: int) -> str | None:
-        """How the run with this seed ended: one that ``trainer.max_time`` cut off has exit status 0 too."""
-        folder = self._folder_of(seed)
-        return read_record(folder)["exit_reason"] if folder else None
+                rank = (finished, _last_checkpoint(file.parent).is_file(), record["start"])
+                found.append((rank, file.parent, record))
+        return max(found, key=lambda run: run[0])[1:] if found else (None, {"exit_reason": None})
 
     def _start(self, result: dict[str, Any], stages: list[str]) -> None:
         seed = result["seed"]
-        folder = self._folder_of(seed)
+        folder, record = self._run_of(seed)
         command = [*_CLI, stages[0]]
         if stages[0] == "test":
             assert folder is not None
-            best = (read_record(folder).get("best") or {}).get("path") or "checkpoints/best.ckpt"
+            best = (record.get("best") or {}).get("path") or "checkpoints/best.ckpt"
             # the run's own config: on the same data and the same hardware
             command += [f"--config={folder / 'config.yaml'}", f"--ckpt_path={folder / best}"]
         else:
@@ -353,11 +353,11 @@ class Repeat:
         """Note how a result's last process ended."""
         seed, status = job.result["seed"], job.process.returncode
         duration = timedelta(seconds=round(time.monotonic() - job.started))
-        folder, reason = self._folder_of(seed), self._exit_reason(seed)
-        if status == 0 and folder is not None and reason != FINISHED:
-            print(f"seed {seed}: {job.stages[0]} {reason}, after {duration}", flush=True)
+        folder, record = self._run_of(seed)
+        if status == 0 and folder is not None and record["exit_reason"] != FINISHED:
+            print(f"seed {seed}: {job.stages[0]} {record['exit_reason']}, after {duration}", flush=True)
         elif status == 0 and folder is not None:
-            self._note(job.result, folder)
+            self._note(job.result, folder, record)
             metric, _ = monitored(self.state["config"]) or ("", "")
             metrics = job.result["metrics"]
             names = [name for name in (metric, metric.replace("val", "test", 1)) if name in metrics]
@@ -372,9 +372,8 @@ class Repeat:
             print(f"seed {seed}: {job.stages[0]} stopped after {duration}", flush=True)
         self._save()
 
-    def _note(self, result: dict[str, Any], folder: Path) -> None:
+    def _note(self, result: dict[str, Any], folder: Path, record: dict[str, Any]) -> None:
         """A result's metrics; what is not finite is left out, since no mean can be taken of it."""
-        record = read_record(folder)
         test = test_of(folder, record, tests_in(self.folder))
         _, scores = best_epoch(record, read_metrics(folder))
         metrics = {**scores, **(dict(sorted(test["metrics"].items())) if test else {})}
@@ -461,8 +460,7 @@ def _reason(log: str, status: int) -> str:
     """Why a process failed, in one line."""
     if status < 0:
         return f"killed by {signal.Signals(-status).name}"
-    message = f"\n{log}".rpartition("\nerror: ")[2].strip() if "error: " in log else ""
-    return message.split("\n")[0] or f"exit status {status}"
+    return error_in(log).split("\n")[0]
 
 
 def _last_checkpoint(folder: Path) -> Path:
