@@ -20,6 +20,7 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import tempfile
 import time
 import traceback
@@ -48,6 +49,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zer
 
 from lit_project.callbacks import KeyedRandomness, LastCheckpoint, PredictionWriter, RunRecord
 from lit_project.callbacks.full_disk import tolerate_full_disk
+from lit_project.callbacks.last_checkpoint import SIGNALS, Stopped, stop_at_once
 from lit_project.callbacks.run_record import best_checkpoint, describe
 from lit_project.checkpoints import AtomicCheckpointIO, find_checkpoint, holds_only_weights, read_checkpoint
 from lit_project.config_files import (
@@ -137,9 +139,12 @@ class CLI(LightningCLI):
                     for name in self.subcommands()
                 },
             )
-        except Exception as error:
+        except (Exception, Stopped) as error:
             if hasattr(self, "trainer"):
                 self.record.end(self.trainer, describe(error))
+            if isinstance(error, Stopped):
+                raise
+            if hasattr(self, "trainer"):
                 error = explain_out_of_memory(error, self.trainer) or error
             fail(error, self.run_dir)
 
@@ -591,4 +596,6 @@ def fail(error: Exception, run_dir: Path | None = None) -> NoReturn:
 
 
 if __name__ == "__main__":
+    for number in SIGNALS:
+        signal.signal(number, stop_at_once)
     main()

@@ -6,6 +6,7 @@ workers, and nothing of it has to be saved in a checkpoint.
 
 import os
 import random
+import signal
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ def derive_seed(*keys: int) -> int:
     Each use has its own number of keys, so no two of them share a stream: 1 for a split, 2 for the order of an epoch,
     3 for the embedded images and the workers, 4 for the augmentation of a step. 5, of which the last tells the use:
     0 for what a training step draws from the global generators, such as dropout, 1 for the transforms of one image, 2
-    for mixing the images of a batch.
+    for mixing the images of a batch, 3 for the order of an epoch where a loader draws it from the global generator.
 
     Unlike ``seed + epoch``, neighbouring keys give unrelated streams, and seed 1 at epoch 0 is not seed 0 at epoch 1.
     Source: NumPy's ``SeedSequence`` (https://numpy.org/doc/stable/reference/random/bit_generators).
@@ -66,6 +67,9 @@ class IsolatedRandomness:
 class WorkerSeeder:
     """``worker_init_fn`` that seeds Python, NumPy and torch in a worker, differently for each worker and rank.
 
+    It also has the worker leave it to the trainer to react to Ctrl-C and to SIGTERM, which schedulers send to all
+    processes: the trainer still needs batches, up to the step after which it writes its checkpoint.
+
     A class rather than a closure, so that it can be pickled where workers are spawned (macOS, Windows).
 
     Args:
@@ -82,3 +86,6 @@ class WorkerSeeder:
         num_workers = info.num_workers if info else 1
         seed = derive_seed(self.seed, self.rank * num_workers + worker_id, num_workers)
         seed_everywhere(seed)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # a second one ends it: such as from the trainer, if the worker does not end when it is told to
+        signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL))

@@ -58,8 +58,8 @@ def cli(cwd: Path, *arguments: object, check: bool = True, timeout: float = 300,
     return done
 
 
-def start(cwd: Path, *arguments: str, **env: str) -> subprocess.Popen[str]:
-    """Start Python with ``arguments`` beside the test; stdout and stderr come together."""
+def start(cwd: Path, *arguments: str, group: int | None = None, **env: str) -> subprocess.Popen[str]:
+    """Start Python with ``arguments`` beside the test; stdout and stderr come together. Group 0 is one of its own."""
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=cwd,
@@ -68,6 +68,7 @@ def start(cwd: Path, *arguments: str, **env: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        process_group=group,
     )
 
 

@@ -293,10 +293,17 @@ class SmallCIFAR10(CIFAR10):
 
 
 class Sleep(Callback):
-    """Makes each training step last."""
+    """Makes each training step last, and with ``anywhere`` those of validations and tests."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, anywhere: bool = False) -> None:
         self.seconds = seconds
+        self.anywhere = anywhere
+
+    def on_validation_batch_start(self, *args: Any) -> None:
+        if self.anywhere:
+            self.on_train_batch_start()
+
+    on_test_batch_start = on_validation_batch_start
 
     def on_train_batch_start(self, *args: Any) -> None:
         print("sleeping", flush=True)

@@ -1,5 +1,7 @@
 """Runs that are stopped, killed, moved or changed, and go on: through the real command line."""
 
+import json
+import os
 import shutil
 import signal
 import sys
@@ -68,6 +70,43 @@ def test_a_stopped_run_goes_on_in_its_folder_and_ends_bit_identical(
     cli(tmp_path, "fit", "--ckpt_path=last", "--data.num_workers=2")
     assert runs(tmp_path) == [run]
     assert kill_test.differences(whole, tmp_path / "runs") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_all_processes_leaves_the_workers_to_the_trainer(
+    tmp_path: Path, whole: Path, number: int, status: int
+) -> None:
+    """Ctrl-C in a terminal and SIGTERM of a scheduler reach the workers too."""
+    process = start(tmp_path, "-m", "lit_project.cli", "fit", *RUN, "--data.num_workers=2", group=0)
+    while process.poll() is None and logged_rows(tmp_path) < 4:
+        time.sleep(0.01)
+    os.killpg(process.pid, number)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == status, output
+    cli(tmp_path, "fit", "--ckpt_path=last")
+    assert kill_test.differences(whole, tmp_path / "runs") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("subcommand", ["fit", "test"])
+def test_where_there_is_nothing_to_save_a_signal_ends_the_process_at_once(
+    tmp_path: Path, whole: Path, subcommand: str, number: int, status: int
+) -> None:
+    """In the sanity check before training, and in a test."""
+    slow = ["--trainer.callbacks+=helpers.Sleep", "--trainer.callbacks.seconds=60", "--trainer.callbacks.anywhere=true"]
+    what = RUN if subcommand == "fit" else [f"--ckpt_path={next(whole.glob('fit-*'))}"]
+    process = start(tmp_path, "-m", "lit_project.cli", subcommand, *what, *slow, PYTHONPATH=TESTS)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "sleeping" in line:
+            process.send_signal(number)
+    assert process.wait(timeout=30) == status
+    (run,) = runs(tmp_path, "*")
+    record = json.loads((run / "run.json").read_text())
+    assert record["exit_reason"] == f"interrupted by {signal.Signals(number).name}"
+    assert not list(run.glob("checkpoints/*"))
 
 
 @pytest.mark.slow

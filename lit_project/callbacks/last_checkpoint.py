@@ -8,17 +8,19 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.utilities import rank_zero_info
 
 from lit_project.callbacks.full_disk import last_good, refuse_lost_end, save_or_warn
 from lit_project.errors import InputError
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+#: What tells a run to stop.
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stopped(SystemExit):
@@ -32,6 +34,13 @@ class Stopped(SystemExit):
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(code)
         self.reason = reason
+
+
+def stop_at_once(number: int, frame: FrameType | None) -> NoReturn:
+    """Handle a signal while there is nothing to save: before training, in a test, or in a run without ``last.ckpt``."""
+    name = signal.Signals(number).name
+    rank_zero_info(f"Stopped by {name}.")
+    raise Stopped(128 + number, f"by {name}")
 
 
 class LastCheckpoint(Callback):
@@ -70,12 +79,13 @@ class LastCheckpoint(Callback):
         self._saved_step = trainer.global_step
         loop = trainer.fit_loop
         if loop.restarting and loop.epoch_loop.batch_progress.current.ready == 0:
-            # between two epochs there is nothing to finish, and so nothing that is to be restarted
-            loop.restarting = False
+            # between two epochs there is nothing to finish, and so nothing that is to be restarted; the loop's own
+            # setter would have none of it in a run with max_steps
+            _Loop.restarting.fset(loop, False)  # type: ignore[attr-defined]
             loop.epoch_loop.reset_restart_stage()
-        # Lightning's own handlers end the process without a checkpoint, or with status 0
+        # before training and after it, a signal ends the process at once: see stop_at_once
         self._signal = None
-        for number in _SIGNALS:
+        for number in SIGNALS:
             self._handlers[number] = signal.signal(number, self._receive)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -97,6 +107,8 @@ class LastCheckpoint(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        # a step later, nothing is restarted any more: else a ReduceLROnPlateau would miss the end of this epoch
+        trainer.fit_loop._restarting = False
         fetcher = trainer.fit_loop._data_fetcher
         assert fetcher is not None
         # after it, Lightning cannot resume in mid-epoch without miscounting a step
@@ -106,9 +118,9 @@ class LastCheckpoint(Callback):
             self._save(trainer, "batch end")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._give_signals_back()
         if trainer.global_step > self._saved_step:
             self._save(trainer, "end")
+        self._give_signals_back()
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         refuse_lost_end(self.failure, trainer, self._earlier())
