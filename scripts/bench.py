@@ -74,14 +74,12 @@ def tutorial_data(root: Path, train: bool, augment: bool = True) -> TorchvisionF
     return data
 
 
-def tutorial(root: Path, epochs: int, workers: int = 0) -> dict[str, Any]:
+def tutorial(root: Path, epochs: int, seed: int = 0) -> dict[str, Any]:
     """The tutorial's loop: seconds of each training epoch, and the accuracy after the last."""
     from lit_project.networks import SimpleCNN
 
-    torch.manual_seed(0)
-    loader = DataLoader(
-        tutorial_data(root, train=True), BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0
-    )
+    torch.manual_seed(seed)
+    loader = DataLoader(tutorial_data(root, train=True), BATCH, shuffle=True)
     network = SimpleCNN().to(DEVICE)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
     seconds = []
@@ -117,9 +115,10 @@ def run(*command: str, **env: str) -> str:
     return done.stdout
 
 
-def run_tutorial(root: Path, epochs: int) -> dict[str, Any]:
+def run_tutorial(root: Path, epochs: int, seed: int = 0) -> dict[str, Any]:
     """`tutorial` in a process of its own."""
-    found: dict[str, Any] = json.loads(run(__file__, "--tutorial", str(epochs), "--root", str(root)).splitlines()[-1])
+    output = run(__file__, "--tutorial", str(epochs), "--seed", str(seed), "--root", str(root))
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found
 
 
@@ -169,10 +168,18 @@ def throughput(root: Path, scratch: Path) -> list[Row]:
         times = times_of(fit(scratch, root, *options))
         speeds["fit"].append(times["images"] / times["epochs"][1])
     baseline, ours = (statistics.mean(speeds[name]) for name in ("tutorial", "fit"))
-    epochs = 4
-    accuracy = run_tutorial(root, epochs)["accuracy"]
-    trained = fit(scratch, root, *TUTORIAL_OPTIONS, f"--trainer.max_epochs={epochs}", "--callbacks.best=null")
-    ours_accuracy = tested(trained, scratch)
+    epochs, accuracies = 4, []
+    # the tutorial trains on all images: here all but 50 are as close as validation lets it come
+    options = [
+        *TUTORIAL_OPTIONS,
+        f"--trainer.max_epochs={epochs}",
+        "--callbacks.best=null",
+        "--data.val_fraction=0.001",
+    ]
+    for seed in range(2):  # after so few epochs accuracy depends on the seed by a point
+        trained = fit(scratch, root, *options, "--callbacks.best=null", f"--seed_everything={seed}")
+        accuracies.append((tested(trained, scratch), run_tutorial(root, epochs, seed)["accuracy"]))
+    ours_accuracy, accuracy = map(statistics.mean, zip(*accuracies, strict=True))
     return [
         Row(
             "SimpleCNN `fit` over the tutorial loop, images/s",
@@ -182,10 +189,11 @@ def throughput(root: Path, scratch: Path) -> list[Row]:
             runs=speeds,
         ),
         Row(
-            f"test accuracy after {epochs} equal epochs",
+            f"test accuracy after {epochs} equal epochs, mean of two seeds",
             f"{ours_accuracy:.2%} / {accuracy:.2%}",
             "not 1 point less",
             ours_accuracy >= accuracy - 0.01,
+            by_seed=accuracies,
         ),
     ]
 
@@ -396,10 +404,11 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--tutorial", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     root = given.root.expanduser().absolute()
     if given.tutorial:
-        print(json.dumps(tutorial(root, given.tutorial)))
+        print(json.dumps(tutorial(root, given.tutorial, given.seed)))
         return
     facts = provenance.machine()
     processor = facts["gpus"][0] if DEVICE == "cuda" else facts["cpu"]

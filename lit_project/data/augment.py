@@ -1,9 +1,9 @@
 """Augmentation of whole batches: a few tensor operations a batch, a different draw for every image.
 
 Each transform takes a uint8 batch ``[B, C, H, W]``, channels last in memory, on any device, and a :class:`Draw`, and
-returns a batch of the same shape, dtype and layout. All randomness comes from the draw, nothing from global state, and
-no transform has the host wait for the device. Colours are in ``augment_color``, interpolating transforms in
-``augment_warp``.
+returns a batch of the same dtype and layout, and of the same shape (but for ``ProgressiveResize``). All randomness
+comes from the draw, nothing from global state, and no transform has the host wait for the device. Colours are in
+``augment_color``, interpolating transforms in ``augment_warp``.
 """
 
 import math

@@ -12,6 +12,7 @@ from torchvision.transforms.v2 import functional as vision
 
 from lit_project.data.augment import BatchTransform
 from lit_project.data.augment_warp import (
+    ProgressiveResize,
     RandomAffine,
     RandomPerspective,
     RandomResizedCrop,
@@ -144,6 +145,18 @@ def test_affine_without_arguments_changes_nothing():
     assert torch.equal(RandomAffine()(images(), drawn(16)), images())
 
 
+def test_images_are_small_in_the_first_epochs_alone():
+    batch = images(height=20, width=30)
+    shrink = ProgressiveResize(size=8, epochs=2)
+    for epoch in (0, 1):
+        small = shrink(batch, drawn(16, epoch=epoch))
+        assert_within_a_level(small, vision.resize(batch, [8, 12], antialias=True))
+        assert small.shape == (16, 3, 8, 12)
+        assert small.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(shrink(batch, drawn(16, epoch=2)), batch)
+    assert torch.equal(ProgressiveResize(size=20, epochs=2)(batch, drawn(16)), batch), "never enlarged"
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -156,6 +169,8 @@ def test_affine_without_arguments_changes_nothing():
         lambda: RandomAffine(shear=90),
         lambda: RandomResizedCrop((0.5, 1.2)),
         lambda: RandomResizedCrop(ratio=(2.0, 1.0)),
+        lambda: ProgressiveResize(size=0, epochs=1),
+        lambda: ProgressiveResize(size=8, epochs=0),
     ],
 )
 def test_impossible_settings_are_refused(make: Callable[[], BatchTransform]):
