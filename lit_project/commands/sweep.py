@@ -153,10 +153,17 @@ def objective(config: dict[str, Any]) -> tuple[str, str]:
 
 
 def export(wandb: dict[str, Any], file: Path) -> int:
-    """Write W&B's sweep and say how it is started."""
+    """Write W&B's sweep and say how it is started.
+
+    Raises:
+        InputError: it cannot be written there.
+    """
     import yaml
 
-    file.write_text(yaml.safe_dump(wandb, sort_keys=False))
+    try:
+        file.write_text(yaml.safe_dump(wandb, sort_keys=False))
+    except OSError as error:
+        raise InputError(f"--export-wandb {file} cannot be written: {error.strerror}.") from error
     if "early_terminate" not in wandb:
         print("No trial will be stopped early: of the pruners, W&B has hyperband only.")
     print(f"{file} is written. Start it: wandb sweep --project PROJECT {file}, then run the agent that it names.")

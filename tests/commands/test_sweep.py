@@ -662,6 +662,8 @@ def test_bad_input_before_anything_starts(tmp_path: Path, monkeypatch: pytest.Mo
     ):
         with pytest.raises(InputError, match=message):
             sweep.objective(config)
+    with pytest.raises(InputError, match=r"--export-wandb none/w\.yaml cannot be written: No such file or directory"):
+        sweep.export({}, Path("none/w.yaml"))
     monkeypatch.setattr(sweep, "find_spec", lambda name: None if name == "cmaes" else name)
     with pytest.raises(InputError, match="sweep needs cmaes, which is not installed: pip install 'optuna>=5' cmaes"):
         sweep.main([f"--config={file}"])
