@@ -1,18 +1,36 @@
 """What the machine is good at, and what it needs to be told for it."""
 
 import ctypes
+import os
 import platform
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:  # it takes seconds to import, and the commands that start others ask for no more than the cores
+    import torch
 
 
-def best_precision(device: torch.device) -> tuple[str, str]:
+def usable_cpus() -> int:
+    """CPU cores this process may use, which under SLURM or in a container are fewer than the machine has."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def threads_each(processes: int) -> int:
+    """Threads of each of ``processes`` that run at a time and share the cores; at least 1."""
+    return max(1, usable_cpus() // processes)
+
+
+def best_precision(device: "torch.device") -> tuple[str, str]:
     """Lightning's ``precision`` for a device, and the reason.
 
     bfloat16 keeps float32's range, so it needs no loss scaling; where the processor computes in it natively it doubles
     or triples the speed, elsewhere it is emulated and slower.
     """
+    import torch
+
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         if major >= 8:

@@ -24,6 +24,7 @@ from lit_project.metrics import per_class
 from lit_project.pages import page, require_matplotlib, svg, table
 from lit_project.results import Results
 from lit_project.run_folders import read_metrics, read_record, time_taken
+from lit_project.tables import duration
 
 DATA_FILE, REPORT_FILE = "report.pt", "report.html"
 #: Under this name each checkpoint has the results of the best epoch.
@@ -412,11 +413,7 @@ def _duration(record: dict[str, Any]) -> str:
     total, known = time_taken(record)
     if not total and not known:
         return "unknown"
-    seconds = int(total.total_seconds())
-    hours, minutes = seconds // 3600, seconds % 3600 // 60
-    text = f"{minutes} min {seconds % 60:02} s" if minutes else f"{seconds} s"
-    if hours:
-        text = f"{hours} h {minutes:02} min"
+    text = duration(total.total_seconds())
     return text if known else f"more than {text}"
 
 

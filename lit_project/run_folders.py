@@ -51,6 +51,21 @@ def read_record(folder: Path) -> Record:
     return record
 
 
+def read_repeat(folder: Path) -> Record:
+    """The ``repeat.json`` of a repeat.
+
+    Raises:
+        InputError: there is none, or it cannot be read.
+    """
+    try:
+        state = json.loads((folder / "repeat.json").read_text(encoding="utf-8"))
+        if not isinstance(state, dict) or not {"options", "results", "statistics"} <= state.keys():
+            raise ValueError("it does not say what was repeated")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder / 'repeat.json'} cannot be read as what a repeat wrote ({error}).") from error
+    return state
+
+
 def read_rows(file: Path) -> list[Row]:
     """The rows of a CSV file, by the names in its first line; none if there is no such file."""
     if not file.is_file():

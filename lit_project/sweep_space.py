@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_project.config_files import CONFIGS, find_config, read_yaml
 from lit_project.errors import InputError
 
 if TYPE_CHECKING:
     import optuna
 
-PACKAGE = Path(__file__).parent
-#: The folder of ``configs/``: the checkout, or the package in an installed wheel.
-ROOT = PACKAGE if (PACKAGE / "configs").is_dir() else PACKAGE.parent
 SAMPLERS, PRUNERS = ("tpe", "random", "grid", "cmaes"), ("none", "median", "hyperband")
 DIRECTIONS = ("maximize", "minimize")
 #: What kind of value the other keys of the file have.
@@ -176,7 +174,7 @@ class Sweep:
         method = {"tpe": "bayes", "random": "random", "grid": "grid"}.get(self.sampler["name"])
         if method is None:
             raise InputError(f"W&B has no sampler {self.sampler['name']!r}: choose tpe, random or grid.")
-        if not (ROOT / WANDB_CONFIG).is_file():
+        if not (CONFIGS.parent / WANDB_CONFIG).is_file():
             raise InputError(f"--export-wandb needs {WANDB_CONFIG}, which this project was generated without.")
         for key, parameter in self.parameters.items():
             if parameter.when:
@@ -207,18 +205,9 @@ def read_sweep(path: Path, options: dict[str, str] | None = None) -> Sweep:
     Raises:
         InputError: no such file, an unknown key, a space that is empty or contradicts itself.
     """
-    import yaml
-
-    found = next((file for file in (path, ROOT / path, ROOT / "configs" / path) if file.is_file()), None)
-    if found is None:
-        own = ", ".join(sorted(str(file.relative_to(ROOT)) for file in (ROOT / "configs" / "sweeps").glob("*.yaml")))
-        raise InputError(f"--config {path}: there is no such file. The project's own: {own}.")
+    raw = read_yaml(find_config(str(path)))
     try:
-        raw = yaml.safe_load(found.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"--config {path} cannot be read as YAML: {error}") from error
-    try:
-        return _checked({"name": found.stem} | raw if isinstance(raw, dict) else {}, options or {})
+        return _checked({"name": path.stem} | raw, options or {})
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 

@@ -72,8 +72,8 @@ class SharedStudy:
                 f"The study {sweep.name!r} was begun with another space; its trials would not compare:\n  {listed}\n"
                 "Undo the change, or begin a new study with --new (or a name of your own with --name NAME)."
             )
-        # one at a time begins trials in this folder or looks who runs them: what is being begun has no lease yet
-        self._lock = FileLock(sweep.path / "lock")
+        #: One at a time begins trials in this folder or looks who runs them: what is being begun has no lease yet.
+        self.lock = FileLock(sweep.path / "lock")
         self._here = f"{socket.gethostname()}:{sweep.path}"
         #: The signs of life of trials elsewhere, and when they were first seen here: clocks differ between machines.
         self._signs: dict[tuple[int, Any], float] = {}
@@ -104,7 +104,7 @@ class SharedStudy:
 
     def ask(self) -> "tuple[optuna.Trial, dict[str, Any], Path, int] | None":
         """The next trial, its values, and what ``lease`` gives; None if all are taken."""
-        with self._lock:
+        with self.lock:
             try:
                 return self._ask()
             except optuna.exceptions.UpdateFinishedTrialError:  # another machine took it for dead, while this one slept
@@ -153,7 +153,7 @@ class SharedStudy:
 
     def take_over(self) -> None:
         """Have the trials begun again that nobody runs any more."""
-        with self._lock:
+        with self.lock:
             self._take_over()
 
     def _take_over(self) -> None:

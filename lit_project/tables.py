@@ -1,4 +1,4 @@
-"""Tables on the terminal."""
+"""Tables on the terminal, and durations in words."""
 
 from collections.abc import Sequence
 
@@ -26,6 +26,15 @@ def print_table(title: str, header: Sequence[str], rows: Rows, summary: Rows = (
     if not console.is_terminal:
         console.width = 100_000
     console.print(table)
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes and seconds, or hours and minutes: ``25 h 01 min``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 def _cell(value: object) -> str:

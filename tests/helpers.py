@@ -12,6 +12,7 @@ import resource
 import sys
 import tarfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -208,6 +209,17 @@ class FullDisk(Callback):
             resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, unlimited))
         elif trainer.current_epoch == self.end:
             resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, unlimited))
+
+
+@contextlib.contextmanager
+def full_disk(limit: int) -> Iterator[None]:
+    """Within the test's own process, files may have ``limit`` bytes: what is written beyond them is an ``OSError``."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def pixels(record: dict[str, Any], images: Tensor) -> Tensor:

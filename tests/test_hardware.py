@@ -1,5 +1,6 @@
 """What the machine offers: precision, memory, and how the allocator is told to keep it."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from lit_project import hardware
-from lit_project.hardware import available_memory, best_precision
+from lit_project.hardware import available_memory, best_precision, threads_each, usable_cpus
 
 MIB = 1024**2
 
@@ -40,6 +41,17 @@ def test_a_cpu_computes_in_bfloat16_if_it_does_so_natively(
 
 def test_other_devices_get_float32() -> None:
     assert best_precision(torch.device("mps"))[0] == "32-true"
+
+
+# ---- cores
+
+
+def test_the_cores_are_those_of_the_affinity_mask_and_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 4, 9}, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert usable_cpus() == 3
+    assert [threads_each(processes) for processes in (1, 2, 3, 4)] == [3, 1, 1, 1]
 
 
 # ---- memory

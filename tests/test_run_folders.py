@@ -11,7 +11,16 @@ from conftest import logged
 from made_runs import CONFIG, made_run, made_test
 
 from lit_project.errors import InputError
-from lit_project.run_folders import best_epoch, flat, monitored, read_metrics, read_record, test_of, tests_in
+from lit_project.run_folders import (
+    best_epoch,
+    flat,
+    monitored,
+    read_metrics,
+    read_record,
+    read_repeat,
+    test_of,
+    tests_in,
+)
 
 test_of.__test__ = tests_in.__test__ = False  # type: ignore[attr-defined]  # their names would have pytest collect them
 
@@ -159,3 +168,11 @@ def test_what_is_no_run_folder_is_said(tmp_path: Path, text: str | None) -> None
         (tmp_path / "run.json").write_text(text)
     with pytest.raises(InputError, match=r"is not the folder of a run: its run\.json cannot be read"):
         read_record(tmp_path)
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", json.dumps({"results": []})])
+def test_what_is_no_repeat_is_said(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "repeat.json").write_text(text)
+    with pytest.raises(InputError, match=r"repeat\.json cannot be read as what a repeat wrote"):
+        read_repeat(tmp_path)

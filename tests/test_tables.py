@@ -1,6 +1,6 @@
 import pytest
 
-from lit_project.tables import print_table
+from lit_project.tables import duration, print_table
 
 
 def test_names_are_no_markup_and_lines_are_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
@@ -11,4 +11,14 @@ def test_names_are_no_markup_and_lines_are_not_cut(capsys: pytest.CaptureFixture
         [f" [bold]x{'y' * 200} ", " 0.5000 "],
         [f" {'z':207} ", "        "],
         [f" {'mean':207} ", " 0.2500 "],
+    ]
+
+
+def test_durations_are_read_at_a_glance() -> None:
+    assert [duration(s) for s in (0.4, 59, 61, 3600, 90061)] == [
+        "0 s",
+        "59 s",
+        "1 min 01 s",
+        "1 h 00 min",
+        "25 h 01 min",
     ]

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
+from lit_project.tables import duration
+
 # throughput is measured over at least this long, so that it can be read
 _WINDOW_SECONDS = 5.0
 
@@ -102,9 +104,6 @@ class ThroughputBar(ProgressBar):
 
     # ---- evaluation: a bar of its own, and no lines
 
-    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._tasks.clear()
-
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not trainer.sanity_checking:
             if trainer.state.fn == "fit":
@@ -186,7 +185,7 @@ class ThroughputBar(ProgressBar):
         left = self._time_left(trainer)
         metrics = {name: value for name, value in self.get_metrics(trainer, pl_module).items() if name != "v_num"}
         parts = [self._speed] if self._speed else []
-        parts += [f"{_duration(left)} left"] if left is not None else []
+        parts += [f"{duration(left)} left"] if left is not None else []
         parts += [f"{name} {float(str(value)):.4g}" for name, value in metrics.items()]
         text = ", ".join(parts)
         if self._bar is not None:
@@ -239,11 +238,3 @@ class ThroughputBar(ProgressBar):
             self._close()
         elif not trainer.sanity_checking:
             self._window_start = self._step_end = time.perf_counter()
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

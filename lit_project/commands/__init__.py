@@ -3,12 +3,14 @@
 Such a file has a docstring, whose first line is shown by ``--help``, and ``main(argv: list[str]) -> int``, which gets
 what follows the name and returns the exit status. Nothing has to be registered. A file is imported only when it is
 called, and what takes long to import (torch, lightning) belongs into its functions, so that its ``--help`` is quick.
+A file whose name begins with ``_`` is none: ``_fit.py`` is what several of them share.
 """
 
 import argparse
 import ast
 import importlib
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -51,4 +53,6 @@ def dispatch(argv: list[str]) -> None:
         if os.environ.get("LIT_DEBUG") == "1":
             raise
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     sys.exit(status)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from lit_project import commands
 from lit_project.errors import InputError
+from lit_project.files import write_atomically
 from lit_project.run_folders import (
     Record,
     Row,
@@ -28,6 +29,7 @@ from lit_project.run_folders import (
     number,
     read_metrics,
     read_record,
+    read_repeat,
     test_of,
     tests_in,
     time_taken,
@@ -106,7 +108,8 @@ def main(argv: list[str]) -> int:
             print_table(part.title, part.header, part.rows)
     try:
         given.output.parent.mkdir(parents=True, exist_ok=True)
-        given.output.write_text(html(runs, repeats, shown), encoding="utf-8")
+        text = html(runs, repeats, shown)
+        write_atomically(given.output, lambda file: file.write(text.encode(errors="replace")))
     except OSError as error:
         raise InputError(f"--output {given.output} cannot be written: {error.strerror}.") from error
     print(f"The same with learning curves: {given.output}")
@@ -129,7 +132,7 @@ def read(arguments: Sequence[str]) -> tuple[list[Run], list[Repeat], list[str]]:
     left_out = []
     for folder in dict.fromkeys(folder for argument in arguments for folder in _folders(argument)):
         if (folder / "repeat.json").is_file():
-            repeat, inside = _read_repeat(folder)
+            repeat, inside = _repeat_in(folder)
             folders |= dict.fromkeys(inside, len(repeats))
             repeats.append(repeat)
         elif read_record(folder).get("subcommand") == "fit":
@@ -164,15 +167,12 @@ def _folders(argument: str) -> list[Path]:
     return found
 
 
-def _read_repeat(folder: Path) -> tuple[Repeat, list[Path]]:
+def _repeat_in(folder: Path) -> tuple[Repeat, list[Path]]:
     """The repeat, and the folders of its runs."""
-    try:
-        state = json.loads((folder / "repeat.json").read_text(encoding="utf-8"))
-        inside = [folder / result["folder"] for result in state["results"] if result["folder"]]
-        results = [result["metrics"] for result in state["results"] if result["exit"] == "finished"]
-        repeat = Repeat(folder.name, len(state["results"]), results, state["statistics"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{folder / 'repeat.json'} cannot be read as what a repeat wrote ({error}).") from error
+    state = read_repeat(folder)
+    inside = [folder / result["folder"] for result in state["results"] if result["folder"]]
+    results = [result["metrics"] for result in state["results"] if result["exit"] == "finished"]
+    repeat = Repeat(folder.name, len(state["results"]), results, state["statistics"])
     return repeat, [path for path in inside if path.is_dir()]
 
 

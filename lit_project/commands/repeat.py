@@ -21,7 +21,6 @@ import shlex
 import signal
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -30,17 +29,27 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from lit_project import commands
-from lit_project.commands.sweep import error_in
+from lit_project.commands import _fit
 from lit_project.errors import InputError
 from lit_project.files import short_path, write_atomically
-from lit_project.run_folders import best_epoch, flat, monitored, now, read_metrics, read_record, test_of, tests_in
+from lit_project.hardware import threads_each
+from lit_project.run_folders import (
+    best_epoch,
+    flat,
+    monitored,
+    now,
+    read_metrics,
+    read_record,
+    read_repeat,
+    test_of,
+    tests_in,
+)
 from lit_project.tables import print_table
 
 FINISHED = "finished"
 #: Options of `fit` for a run that goes on, which a repeat decides for itself.
 _NOT_OURS = ("--ckpt_path", "--force_resume")
 _LOCK = ".lock"
-_CLI = [sys.executable, "-m", "lit_project.cli"]
 
 
 def main(argv: list[str]) -> int:
@@ -63,18 +72,16 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--folder", type=Path, help="the folder to make, or to go on in; default: runs/repeat-...")
     wanted, options = parser.parse_known_args(argv)
+    _fit.require_posix("repeat")
     for option in options:
         if option.split("=")[0] in _NOT_OURS:
             raise InputError(f"repeat starts each run anew and lets it go on by itself: leave {option} out.")
     if (wanted.runs or 5) < 2 or wanted.jobs < 1:
         raise InputError("repeat needs --runs of 2 or more, as one run has no spread, and --jobs of 1 or more.")
     if "--print_config" in options:
-        return subprocess.call([*_CLI, "fit", *options])
+        return subprocess.call([*_fit.CLI, "fit", *options], env=_fit.environment())
     student_t()  # if it is missing, that is to be said before hours of training
-    try:
-        folder, state = _open(wanted, options)
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    folder, state = _open(wanted, options)
     with _held(folder) as lock:
         return Repeat(folder, state, wanted.jobs, lock).run()
 
@@ -85,7 +92,7 @@ def main(argv: list[str]) -> int:
 def _open(wanted: argparse.Namespace, options: list[str]) -> tuple[Path, dict[str, Any]]:
     """The folder, and what its ``repeat.json`` says or is going to say."""
     given = wanted.folder and wanted.folder.expanduser().absolute()
-    before = _read(given) if given else None
+    before = read_repeat(given) if given and (given / "repeat.json").is_file() else None
     if given and before is None and given.is_dir() and {path.name for path in given.iterdir()} - {_LOCK}:
         raise InputError(
             f"--folder {given} holds other things than a repeat: choose a new folder, or that of a repeat."
@@ -132,26 +139,12 @@ def _open(wanted: argparse.Namespace, options: list[str]) -> tuple[Path, dict[st
     return given, state
 
 
-def _read(folder: Path) -> dict[str, Any] | None:
-    file = folder / "repeat.json"
-    try:
-        state = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-        if state is not None:
-            state["results"], state["options"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{file} cannot be read as what a repeat wrote ({error}).") from error
-    return state
-
-
 def _resolved_config(options: list[str], cwd: str) -> dict[str, Any]:
-    """What `fit` makes of the options; an error in them ends the program here, with fit's own message."""
+    """What `fit` makes of the options, if a repeat can be made of it."""
     import yaml
 
-    done = subprocess.run([*_CLI, "fit", *options, "--print_config"], cwd=cwd, capture_output=True, text=True)
-    if done.returncode:
-        sys.stderr.write(done.stderr)
-        sys.exit(done.returncode)
-    config: dict[str, Any] = json.loads(json.dumps(yaml.safe_load(done.stdout), default=str))  # as it is kept
+    printed = yaml.safe_load(_fit.resolved(options, cwd))
+    config: dict[str, Any] = json.loads(json.dumps(printed, default=str))  # as it is kept
     if type(config["seed_everything"]) is not int:
         raise InputError(
             f"repeat counts on from a seed, but seed_everything is {config['seed_everything']}: give a number."
@@ -165,8 +158,8 @@ def _interrupted(root: Path, wanted: dict[str, Any]) -> tuple[Path | None, dict[
     """The newest repeat below ``root`` that was to do the same and has not ended."""
     for file in sorted(root.glob("repeat-*/repeat.json"), reverse=True):
         with contextlib.suppress(InputError):
-            state = _read(file.parent)
-            if state and state["end"] is None and all(state[key] == wanted[key] for key in wanted):
+            state = read_repeat(file.parent)
+            if state["end"] is None and all(state[key] == wanted[key] for key in wanted):
                 return file.parent, state
     return None, None
 
@@ -186,8 +179,7 @@ def _threads(jobs: int) -> int | None:
     """Threads of each run; None leaves it to torch. A run that goes on keeps them: sums depend on their number."""
     if "OMP_NUM_THREADS" in os.environ or jobs == 1:
         return None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // jobs)
+    return threads_each(jobs)
 
 
 @contextlib.contextmanager
@@ -307,7 +299,7 @@ class Repeat:
     def _start(self, result: dict[str, Any], stages: list[str]) -> None:
         seed = result["seed"]
         folder, record = self._run_of(seed)
-        command = [*_CLI, stages[0]]
+        command = [*_fit.CLI, stages[0]]
         if stages[0] == "test":
             assert folder is not None
             best = (record.get("best") or {}).get("path") or "checkpoints/best.ckpt"
@@ -338,9 +330,7 @@ class Repeat:
         print(f"seed {seed}: {stages[0]} {how}, see {short_path(log)}", flush=True)
 
     def _environment(self, slot: int) -> dict[str, str]:
-        environment = dict(os.environ)
-        # in a requeued job each run would take the checkpoint of another for one of its own
-        environment.pop("SLURM_RESTART_COUNT", None)
+        environment = _fit.environment()
         if self.state["threads"]:
             environment["OMP_NUM_THREADS"] = str(self.state["threads"])
         devices = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -460,7 +450,7 @@ def _reason(log: str, status: int) -> str:
     """Why a process failed, in one line."""
     if status < 0:
         return f"killed by {signal.Signals(-status).name}"
-    return error_in(log).split("\n")[0]
+    return _fit.error_in(log).split("\n")[0]
 
 
 def _last_checkpoint(folder: Path) -> Path:

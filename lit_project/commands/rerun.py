@@ -5,15 +5,13 @@ it. Compared are the weights in each checkpoint, tensor by tensor, and the logge
 recorded facts that differ are named: commit, versions, machine, threads, data. The code is the present one.
 """
 
-import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from lit_project import commands
+from lit_project.commands import _fit
 from lit_project.errors import InputError
 from lit_project.run_folders import flat, read_record, read_rows
 
@@ -64,27 +62,26 @@ def read_finished(folder: Path) -> dict[str, Any]:
 
 def run_again(old: Path, record: dict[str, Any]) -> Path:
     """Run what ``record`` tells of in a process of its own; return the folder of the new run."""
-    command = [
-        sys.executable,
-        "-m",
-        "lit_project.cli",
-        record["subcommand"],
-        f"--config={old / 'config.yaml'}",
-    ]
+    command = [*_fit.CLI, record["subcommand"], f"--config={old / 'config.yaml'}"]
     command.append(f"--trainer.default_root_dir={old.parent}")
     checkpoint = record["ckpt_path"]
     # a run that went on from a checkpoint of its own is repeated from its very start
     if checkpoint and not (record["subcommand"] == "fit" and Path(checkpoint).is_relative_to(old)):
         command.append(f"--ckpt_path={checkpoint}")
-    environment = {"OMP_NUM_THREADS": str(record["machine"]["threads"]), **os.environ}
+    environment = {"OMP_NUM_THREADS": str(record["machine"]["threads"])} | _fit.environment()
     cwd = record["cwd"] if Path(record["cwd"]).is_dir() else None  # relative paths in the config start there
     pattern = f"{record['subcommand']}-*/run.json"
     earlier = set(old.parent.glob(pattern))
     process = subprocess.Popen(command, cwd=cwd, env=environment)
-    if status := process.wait():
+    try:
+        status = process.wait()
+    except KeyboardInterrupt:
+        process.wait()  # Ctrl-C has reached it too, and it writes its last checkpoint
+        raise
+    if status:
         raise InputError(f"Running {old} again failed with exit status {status}; the reason is above.")
     for path in set(old.parent.glob(pattern)) - earlier:  # in containers a process ID comes again and again
-        if json.loads(path.read_text())["pid"] == process.pid:
+        if read_record(path.parent)["pid"] == process.pid:
             return path.parent
     raise InputError(f"The new run has left no run.json in {old.parent}.")
 

@@ -25,8 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_project import commands
+from lit_project.commands import _fit
 from lit_project.errors import InputError
-from lit_project.files import short_path
+from lit_project.files import short_path, write_atomically
+from lit_project.hardware import threads_each, usable_cpus
 
 if TYPE_CHECKING:
     import optuna
@@ -34,27 +36,19 @@ if TYPE_CHECKING:
     from lit_project.sweep_space import Sweep
     from lit_project.sweep_study import SharedStudy
 
-FIT = [sys.executable, "-m", "lit_project.cli", "fit"]
 #: Seconds that a fit has to write its last checkpoint when it is told to end.
 PATIENCE = 60.0
 
 
 def main(argv: list[str]) -> int:
     """Exit status 0; 1 if all trials failed; after a signal 128 and its number, such as 130 after Ctrl-C."""
-    try:
-        return _main(argv)
-    except KeyboardInterrupt:  # while no trial is running: ``search`` has its own way to end
-        print("\nInterrupted.")
-        return 128 + signal.SIGINT
-
-
-def _main(argv: list[str]) -> int:
     parser = commands.parser("sweep", __doc__)
     parser.add_argument("--config", type=Path, required=True, help="The sweep's YAML file.")
     parser.add_argument("--name", help="Another name for the study and its folder than the file's.")
     parser.add_argument("--new", action="store_true", help="Begin a new study beside the one there is.")
     parser.add_argument("--export-wandb", type=Path, metavar="FILE", help="Write the same as a W&B sweep, and end.")
     arguments, options = parser.parse_known_args(argv)
+    _fit.require_posix("sweep")
 
     from lit_project.sweep_space import check_samplers, read_sweep
 
@@ -133,25 +127,9 @@ def check_space(sweep: "Sweep") -> dict[str, Any]:
     """
     import yaml
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        printed = list(pool.map(lambda values: resolved(sweep.options(values)), sweep.examples()))
+    with ThreadPoolExecutor(min(usable_cpus(), 4)) as pool:  # each takes a core and the memory of torch
+        printed = list(pool.map(lambda values: _fit.resolved(sweep.options(values)), sweep.examples()))
     return yaml.safe_load(printed[0])
-
-
-def resolved(options: list[str]) -> str:
-    """The whole config, as YAML, that ``fit`` would run with ``options``."""
-    done = subprocess.run([*FIT, *options, "--print_config"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode:
-        raise InputError(f"fit does not take the options of a trial: {error_in(done.stderr)}")
-    return done.stdout
-
-
-def error_in(output: str) -> str:
-    """The message at the end of what ``fit`` has written, or else its last line."""
-    _, found, message = f"\n{output}".rpartition("\nerror: ")
-    if found:
-        return message.split("\nAll options: ")[0].strip()
-    return (output.strip().splitlines() or ["it has written nothing"])[-1]
 
 
 def objective(config: dict[str, Any]) -> tuple[str, str]:
@@ -175,10 +153,17 @@ def objective(config: dict[str, Any]) -> tuple[str, str]:
 
 
 def export(wandb: dict[str, Any], file: Path) -> int:
-    """Write W&B's sweep and say how it is started."""
+    """Write W&B's sweep and say how it is started.
+
+    Raises:
+        InputError: it cannot be written there.
+    """
     import yaml
 
-    file.write_text(yaml.safe_dump(wandb, sort_keys=False))
+    try:
+        file.write_text(yaml.safe_dump(wandb, sort_keys=False))
+    except OSError as error:
+        raise InputError(f"--export-wandb {file} cannot be written: {error.strerror}.") from error
     if "early_terminate" not in wandb:
         print("No trial will be stopped early: of the pruners, W&B has hyperband only.")
     print(f"{file} is written. Start it: wandb sweep --project PROJECT {file}, then run the agent that it names.")
@@ -223,7 +208,7 @@ class Run:
         checkpoints = [path for run in runs if (path := run / "checkpoints" / "last.ckpt").is_file()]
         #: Run folders of an earlier process of this trial that left no checkpoint.
         self.abandoned = set() if checkpoints else set(runs)
-        command = [*FIT, *study.sweep.options(values), f"--trainer.default_root_dir={self.folder}"]
+        command = [*_fit.CLI, "fit", *study.sweep.options(values), f"--trainer.default_root_dir={self.folder}"]
         command += [f"--ckpt_path={checkpoints[-1]}"] if checkpoints else []
         with (self.folder / "output.txt").open("wb") as output:
             self.process = subprocess.Popen(
@@ -240,9 +225,9 @@ class Run:
 
     def _environment(self) -> dict[str, str]:
         sweep = self.study.sweep
-        environment = dict(os.environ)
+        environment = _fit.environment()
         if sweep.n_workers > 1:  # else each would use all cores
-            environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // sweep.n_workers)))
+            environment.setdefault("OMP_NUM_THREADS", str(threads_each(sweep.n_workers)))
         if sweep.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = str(sweep.gpus[self.slot % len(sweep.gpus)])
         return environment
@@ -259,7 +244,8 @@ class Run:
         state = file.stat()
         seen = file, state.st_size, state.st_mtime_ns
         if seen != self._read[0]:  # it is asked for ten times a second, and the file may be long
-            rows = csv.DictReader(io.StringIO(file.read_text().rpartition("\n")[0]))  # whole lines only
+            text = file.read_text(encoding="utf-8", errors="replace")
+            rows = csv.DictReader(io.StringIO(text.rpartition("\n")[0]))  # whole lines only
             self._read = seen, [float(row[self.metric]) for row in rows if row.get(self.metric)]
         return self._read[1]
 
@@ -300,7 +286,7 @@ class Run:
         values = [value for value in self.logged() if math.isfinite(value)]
         error = None
         if self.process.returncode:
-            error = error_in((self.folder / "output.txt").read_text(errors="replace"))
+            error = _fit.error_in((self.folder / "output.txt").read_text(errors="replace"))
             if self.process.returncode < 0:
                 error = f"ended by {signal.Signals(-self.process.returncode).name}; its last line: {error}"
         elif not values:
@@ -393,12 +379,14 @@ def report(sweep: "Sweep", study: "SharedStudy", metric: str) -> int:
         return 0
     best = study.optuna.best_trial
     file = sweep.path / "best.yaml"
-    config = resolved(sweep.options(best.params))
+    config = _fit.resolved(sweep.options(best.params))
     head = f"# Trial {best.number} of the sweep {sweep.name}: {metric} {best.value:.6g}, with\n"
     head += "".join(f"#   {key}: {value}\n" for key, value in best.params.items())
-    file.write_text(head + config)
     page = sweep.path / "report.html"
-    page.write_text(html(sweep.name, study.optuna, metric, shown), encoding="utf-8")
+    drawn = html(sweep.name, study.optuna, metric, shown)
+    with study.lock:  # others that work on the study come to the same end
+        write_atomically(file, lambda opened: opened.write((head + config).encode()))
+        write_atomically(page, lambda opened: opened.write(drawn.encode()))
     print(f"Best: trial {best.number}, {metric} {best.value:.4g}. Plots: {short_path(page)}")
     program = f"{short_path(Path(sys.executable))} -m lit_project.cli"
     print(f"Train with its config: {program} fit --config {short_path(file)}")

@@ -24,9 +24,8 @@ from torchvision.transforms import v2
 
 from lit_project.data.augment import BatchTransform, Draw, RandomCrop, RandomHorizontalFlip, to_float
 from lit_project.data.batches import Arrays, Batch, BatchDataset, ShardedSampler, TrainLoader, keep_batch
-from lit_project.data.decode import usable_cpus
 from lit_project.errors import InputError
-from lit_project.hardware import available_memory
+from lit_project.hardware import available_memory, usable_cpus
 from lit_project.seeding import (
     IsolatedRandomness,
     WorkerSeeder,

@@ -10,7 +10,6 @@ Training, prediction and serving all read through :func:`read_image`, so a file 
 
 import os
 import re
-import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from lit_project.errors import InputError
+from lit_project.hardware import usable_cpus
 
 Pixels = NDArray[np.uint8]
 #: How an image gets a given size. ``crop``: scaled until it just covers it, and what stands out is cut off evenly on
@@ -111,13 +111,6 @@ def natural_key(path: str | os.PathLike[str]) -> tuple[list[str | int], str]:
 def describe_extensions(counts: Counter[str]) -> str:
     """``5 .txt, 2 .heic``: the most frequent first."""
     return ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
-
-
-def usable_cpus() -> int:
-    """CPU cores this process may use, which under SLURM or in a container are fewer than the machine has."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def image_dimensions(path: str | os.PathLike[str]) -> tuple[int, int]:

@@ -25,9 +25,9 @@ from lit_project.data.decode import (
     is_image,
     natural_key,
     read_image,
-    usable_cpus,
 )
 from lit_project.errors import InputError
+from lit_project.hardware import usable_cpus
 
 #: Images, the position of each in ``paths``, and for each what kept it from being read, or None.
 PredictBatch = tuple[Tensor, Tensor, list[str | None]]

@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 from conftest import TINY, cli
 
-from lit_project.callbacks.progress import _duration
-
 ARGUMENTS = [*TINY, "--trainer.max_epochs=2"]
 
 
@@ -41,13 +39,3 @@ def test_a_bar_for_the_test_and_none_when_switched_off(tmp_path: Path) -> None:
     shown = cli(tmp_path, "test", "--ckpt_path=best", TTY_COMPATIBLE="1").stderr
     assert "Test" in shown
     assert "3/3" in shown
-
-
-def test_durations_are_read_at_a_glance() -> None:
-    assert [_duration(s) for s in (0.4, 59, 61, 3600, 90061)] == [
-        "0 s",
-        "59 s",
-        "1 min 01 s",
-        "1 h 00 min",
-        "25 h 01 min",
-    ]

@@ -16,7 +16,8 @@ def greet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command of the user's own, and a file that is none."""
     (tmp_path / "greet.py").write_text(
         '"""Say hello.\n\nMore."""\nfrom lit_project.errors import InputError\n\n\ndef main(argv):\n'
-        "    if not argv:\n        raise InputError('Whom?')\n    print('hello', *argv)\n    return len(argv)\n"
+        "    if not argv:\n        raise InputError('Whom?')\n"
+        "    if argv == ['stop']:\n        raise KeyboardInterrupt\n    print('hello', *argv)\n    return len(argv)\n"
     )
     (tmp_path / "_shared.py").write_text("raise RuntimeError\n")
     monkeypatch.setattr(commands, "__file__", str(tmp_path / "__init__.py"))
@@ -40,6 +41,13 @@ def test_a_mistake_is_one_message() -> None:
     with pytest.raises(SystemExit) as end:
         commands.dispatch(["cli", "greet"])
     assert end.value.code == "error: Whom?", "which Python prints to stderr, with exit status 1"
+
+
+@pytest.mark.usefixtures("greet")
+def test_ctrl_c_ends_it_without_a_traceback() -> None:
+    with pytest.raises(SystemExit) as end:
+        commands.dispatch(["cli", "greet", "stop"])
+    assert end.value.code == 130
 
 
 @pytest.mark.parametrize("name", commands.names())

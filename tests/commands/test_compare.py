@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import environment
+from helpers import full_disk
 from made_runs import CONFIG, made_run, made_test
 
 from lit_project import pages
@@ -180,7 +181,7 @@ def made_repeat(folder: Path, *values: float, planned: int | None = None, metric
         results.append({"seed": seed, "folder": f"fit-{seed}", "exit": ended, "metrics": metrics})
     results.append({"seed": 99, "folder": None, "exit": None, "metrics": {}})  # not started yet
     told = {metric: {"n": len(values), "mean": 0.5, "sd": 0.25, "low": 0.125, "high": 1.0}} if values else {}
-    (folder / "repeat.json").write_text(json.dumps({"results": results, "statistics": told}))
+    (folder / "repeat.json").write_text(json.dumps({"options": [], "results": results, "statistics": told}))
     return folder
 
 
@@ -260,6 +261,14 @@ def test_the_page_shows_the_same_with_curves(folder: Path) -> None:
     for metric in ("val/acc", "val/loss", "train/loss"):
         assert f">{metric}</text>" in page
     assert not re.search(r"<script|\bsrc=|@import", page)
+
+
+def test_a_write_that_fails_leaves_the_page_as_it_was(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = folder / "compare.html"
+    page.write_text("old")
+    with full_disk(1000), pytest.raises(InputError, match=r"compare\.html cannot be written: File too large"):
+        compare.main(["runs/*"])
+    assert page.read_text() == "old"
 
 
 def test_without_matplotlib_the_tables_are_shown_all_the_same(

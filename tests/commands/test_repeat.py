@@ -15,7 +15,8 @@ import torch
 from conftest import TINY, cli, environment, read_csv, start
 from helpers import TESTS
 
-from lit_project.commands import repeat
+from lit_project import commands
+from lit_project.commands import _fit, repeat
 from lit_project.errors import InputError
 
 #: Does what the real command line does to folders. `--fail=N` has seed N fail, `--hang=N` has it train for ever, and
@@ -86,10 +87,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory; a repeat there runs the stand-in."""
     (tmp_path / "stand_in.py").write_text(STAND_IN)
     (tmp_path / "repeat.py").write_text(
-        "import sys\nfrom lit_project.commands import repeat\n"
-        "repeat._CLI = [sys.executable, 'stand_in.py']\nsys.exit(repeat.main(sys.argv[1:]))\n"
+        "import sys\nfrom lit_project.commands import _fit, repeat\n"
+        "_fit.CLI = [sys.executable, 'stand_in.py']\nsys.exit(repeat.main(sys.argv[1:]))\n"
     )
-    monkeypatch.setattr(repeat, "_CLI", [sys.executable, "stand_in.py"])
+    monkeypatch.setattr(_fit, "CLI", [sys.executable, "stand_in.py"])
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -266,7 +267,7 @@ def test_a_killed_one_waits_for_what_it_left_running(folder: Path) -> None:
 def test_jobs_share_the_cores_and_the_devices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3,5")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    monkeypatch.setattr(repeat.os, "sched_getaffinity", lambda pid: set(range(9)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(9)))
     assert repeat.main(["--runs", "2", "--jobs", "2", "--folder", "mine"]) == 0
     environments = [call["environment"] for call in calls(folder / "mine")]
     assert sorted(found["CUDA_VISIBLE_DEVICES"] for found in environments) == ["2,5", "3"]
@@ -277,28 +278,37 @@ def test_jobs_share_the_cores_and_the_devices(folder: Path, monkeypatch: pytest.
     assert calls(folder / "mine")[2]["environment"]["OMP_NUM_THREADS"] == "4"
 
 
-def test_a_mistake_is_said_before_anything_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_said_before_anything_runs(folder: Path) -> None:
     assert repeat.main(["--runs", "2", "--folder", "mine", "--lr=1"]) == 0
     (folder / "other").mkdir()
     (folder / "other" / "file").touch()
     for arguments, message in {
         ("--ckpt_path=last",): "repeat starts each run anew",
         ("--runs", "1"): "--runs of 2 or more, as one run has no spread",
+        ("--bad=1",): "^fit does not take these options: no such option$",
         ("--seed_everything=true",): "repeat counts on from a seed, but seed_everything is True",
         ("--folder", "other"): "other holds other things than a repeat",
         ("--folder", "mine", "--lr=2"): "was started with other options: --lr=1. Leave them out",
     }.items():
         with pytest.raises(InputError, match=message):
             repeat.main(list(arguments))
-    with pytest.raises(SystemExit) as end:
-        repeat.main(["--bad=1"])
-    assert (end.value.code, capsys.readouterr().err) == (1, "error: no such option\n"), "in fit's own words"
     (folder / "lr").write_text("0.2")
     with pytest.raises(InputError, match=r"another config, so .*\n  lr: 0\.1 -> 0\.2\n"):
         repeat.main(["--folder", "mine"])
     (folder / "mine" / "repeat.json").write_text("[]")
     with pytest.raises(InputError, match=r"repeat\.json cannot be read as what a repeat wrote"):
         repeat.main(["--folder", "mine"])
+    assert not (folder / "runs").exists()
+
+
+def test_on_windows_it_says_where_it_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    monkeypatch.delattr(signal, "SIGHUP")
+    monkeypatch.setattr(commands, "repeat", repeat)  # which is imported anew, and is to be this one again afterwards
+    monkeypatch.delitem(sys.modules, "lit_project.commands.repeat")
+    with pytest.raises(SystemExit, match="error: repeat needs Linux or macOS"):
+        commands.dispatch(["cli", "repeat", "--runs", "2"])
     assert not (folder / "runs").exists()
 
 

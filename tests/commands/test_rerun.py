@@ -1,5 +1,6 @@
 """``rerun`` repeats a run, and tells the same result from another."""
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -118,7 +119,7 @@ def test_it_starts_as_the_run_started(
 ) -> None:
     """The threads are those of the run, unless the user says otherwise, since sums depend on their number.
 
-    Beside it are runs that had the same process ID, as in containers.
+    Beside it are runs that had the same process ID, as in containers. The record is in UTF-8 whatever the locale is.
     """
     started: dict[str, Any] = {}
 
@@ -129,11 +130,14 @@ def test_it_starts_as_the_run_started(
             started.update(options, command=command)
 
         def wait(self) -> int:
-            change(other_run(run).rename(run.with_name(f"{subcommand}-9")), pid=99)
+            new = other_run(run).rename(run.with_name(f"{subcommand}-9"))
+            record = json.loads((new / "run.json").read_bytes()) | {"pid": 99, "cwd": "/Bücher"}
+            (new / "run.json").write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
             return 0
 
     monkeypatch.setattr(rerun.subprocess, "Popen", Process)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     path = ckpt_path and ckpt_path.format(run=run)
     machine = json.loads((run / "run.json").read_text())["machine"] | {"threads": 5}
     change(run, subcommand=subcommand, ckpt_path=path, machine=machine)
@@ -141,10 +145,31 @@ def test_it_starts_as_the_run_started(
         (run.parent / f"{subcommand}-{number}").mkdir()
         shutil.copy2(run / "run.json", run.parent / f"{subcommand}-{number}")
         change(run.parent / f"{subcommand}-{number}", pid=99)
+    monkeypatch.setattr(io, "text_encoding", lambda encoding, *_: encoding or "ascii")
     assert rerun.run_again(run, rerun.read_record(run)) == run.with_name(f"{subcommand}-9")
     assert started["command"][3] == subcommand
     assert (f"--ckpt_path={path}" in started["command"]) == given
     assert started["env"]["OMP_NUM_THREADS"] == "5"
+    assert "SLURM_RESTART_COUNT" not in started["env"], "or a requeued job would go on with what it is to repeat"
+
+
+def test_at_ctrl_c_it_waits_for_the_last_checkpoint(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = []
+
+    class Process:
+        def __init__(self, command: list[str], **options: Any) -> None:
+            pass
+
+        def wait(self) -> int:
+            waits.append(self)
+            if len(waits) == 1:
+                raise KeyboardInterrupt
+            return 130
+
+    monkeypatch.setattr(rerun.subprocess, "Popen", Process)
+    with pytest.raises(KeyboardInterrupt):
+        rerun.run_again(run, rerun.read_record(run))
+    assert len(waits) == 2
 
 
 def test_only_a_run_with_a_result_can_be_repeated(run: Path) -> None:

@@ -19,19 +19,22 @@ import optuna
 import pytest
 import yaml
 from conftest import TINY, RunCLI, runs, start
+from helpers import full_disk
 from optuna.trial import FrozenTrial, TrialState
 
-from lit_project.commands import sweep
+from lit_project import commands
+from lit_project.commands import _fit, sweep
+from lit_project.config_files import CONFIGS
 from lit_project.errors import InputError
-from lit_project.sweep_space import ROOT, WANDB_CONFIG, Sweep, check_samplers, read_sweep
+from lit_project.sweep_space import WANDB_CONFIG, Sweep, check_samplers, read_sweep
 from lit_project.sweep_study import SharedStudy, connect, open_journal
 
 FAKE = Path(__file__).with_name("fake_fit.py")
 DRIVER = f"""
 import sys
 from lit_project import commands
-from lit_project.commands import sweep
-sweep.FIT = [sys.executable, {str(FAKE)!r}]
+from lit_project.commands import _fit, sweep
+_fit.CLI = [sys.executable, {str(FAKE)!r}]
 if "--no-plots" in sys.argv:  # they take longer than all the rest
     sys.argv.remove("--no-plots")
     sweep.html = lambda *_: ""
@@ -183,13 +186,15 @@ def test_ctrl_c_before_a_trial_begins(tmp_path: Path, monkeypatch: pytest.Monkey
     def interrupted(options: list[str]) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweep, "resolved", interrupted)
-    assert sweep.main([f"--config={write(tmp_path, n_trials=1)}"]) == 130
+    monkeypatch.setattr(_fit, "resolved", interrupted)
+    with pytest.raises(SystemExit) as end:
+        commands.dispatch(["cli", "sweep", f"--config={write(tmp_path, n_trials=1)}"])
+    assert end.value.code == 130
 
 
 def test_the_metrics_are_read_again_only_when_there_are_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "FIT", ["true"])
+    monkeypatch.setattr(_fit, "CLI", ["true"])
     study = SharedStudy(read_sweep(write(tmp_path, n_trials=1)), "maximize", {})
     asked = study.ask()
     assert asked is not None
@@ -199,12 +204,72 @@ def test_the_metrics_are_read_again_only_when_there_are_more(tmp_path: Path, mon
     file.write_text("val/acc\n0.25\n0.5")
     reads: list[Path] = []
     read_text = Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda self: reads.append(self) or read_text(self))
+    monkeypatch.setattr(Path, "read_text", lambda self, **how: reads.append(self) or read_text(self, **how))
     assert [run.logged(), run.logged()] == [[0.25], [0.25]], "the second line is not whole yet"
     file.write_text("val/acc\n0.25\n0.5\n")
     assert [run.logged(), run.logged()] == [[0.25, 0.5], [0.25, 0.5]]
     assert reads == [file, file]
     run.process.wait()
+
+
+def test_a_trial_gets_its_share_of_the_cores_that_the_process_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(9)), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    script = "import os; print(os.environ['OMP_NUM_THREADS'], os.environ.get('SLURM_RESTART_COUNT'))"
+    monkeypatch.setattr(_fit, "CLI", [sys.executable, "-c", script])
+    study = SharedStudy(read_sweep(write(tmp_path, n_trials=1, n_workers=2)), "maximize", {})
+    asked = study.ask()
+    assert asked is not None
+    run = sweep.Run(study, *asked, metric="val/acc", slot=0)
+    run.process.wait()
+    assert (run.folder / "output.txt").read_text() == "4 None\n"
+
+
+@pytest.mark.parametrize(("usable", "most"), [(1, 1), (63, 4)])
+def test_few_fits_at_a_time_read_the_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usable: int, most: int
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(usable)), raising=False)
+    reading: list[str] = []
+    together: list[int] = []
+
+    def slowly(options: list[str]) -> str:
+        reading.append(options[-1])
+        together.append(len(reading))
+        time.sleep(0.02)
+        reading.remove(options[-1])
+        return f"lr: {options[-1]}"
+
+    monkeypatch.setattr(_fit, "resolved", slowly)
+    names = {"model.network": {"choices": [f"n{number}" for number in range(12)]}}
+    config = sweep.check_space(read_sweep(write(tmp_path, n_trials=1, parameters=names)))
+    assert config == {"lr": "--model.network=n0"}
+    assert len(together) == 12
+    assert max(together) == most
+
+
+def test_a_write_that_fails_leaves_the_best_config_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    space = read_sweep(write(tmp_path, n_trials=1))
+    study = SharedStudy(space, "maximize", {})
+    asked = study.ask()
+    assert asked is not None
+    study.tell(asked[0].number, 0.5)
+    monkeypatch.setattr(sweep, "html", lambda *_: "")
+    monkeypatch.setattr(_fit, "resolved", lambda options: "old: 1\n")
+    assert sweep.report(space, study, "val/acc") == 0
+    monkeypatch.setattr(_fit, "resolved", lambda options: "new: 1\n" * 1000)
+    with full_disk(1000), pytest.raises(OSError, match="too large"):
+        sweep.report(space, study, "val/acc")
+    assert yaml.safe_load((space.path / "best.yaml").read_text()) == {"old": 1}
 
 
 # ---- trials that do not come to their end
@@ -567,9 +632,20 @@ def test_a_space_that_cannot_be(tmp_path: Path, content: dict[str, Any], message
     assert message in str(error.value)
 
 
+def test_on_windows_it_says_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    monkeypatch.delattr(signal, "SIGHUP")
+    monkeypatch.setattr(commands, "sweep", sweep)  # which is imported anew, and is to be this one again afterwards
+    for name in ("commands.sweep", "sweep_study"):
+        monkeypatch.delitem(sys.modules, f"lit_project.{name}")
+    with pytest.raises(SystemExit, match="error: sweep needs Linux or macOS"):
+        commands.dispatch(["cli", "sweep", f"--config={write(tmp_path, n_trials=1)}"])
+
+
 def test_bad_input_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"there is no such file. The project's own: configs/sweeps/lr_wd.yaml"):
+    with pytest.raises(InputError, match=r"there is no such file. The project's own: .*configs/sweeps/lr_wd.yaml"):
         sweep.main(["--config=none.yaml"])
     file = write(tmp_path, n_trials=1, storage="mysql://user:secret@host/db")
     with pytest.raises(InputError, match=r"storage is mysql://user:\*\*\*@host/db: give postgresql://"):
@@ -586,6 +662,8 @@ def test_bad_input_before_anything_starts(tmp_path: Path, monkeypatch: pytest.Mo
     ):
         with pytest.raises(InputError, match=message):
             sweep.objective(config)
+    with pytest.raises(InputError, match=r"--export-wandb none/w\.yaml cannot be written: No such file or directory"):
+        sweep.export({}, Path("none/w.yaml"))
     monkeypatch.setattr(sweep, "find_spec", lambda name: None if name == "cmaes" else name)
     with pytest.raises(InputError, match="sweep needs cmaes, which is not installed: pip install 'optuna>=5' cmaes"):
         sweep.main([f"--config={file}"])
@@ -691,7 +769,7 @@ def test_every_pruner_ends_trials_but_not_the_best(tmp_path: Path, pruner: str, 
 # ---- W&B
 
 
-needs_wandb = pytest.mark.skipif(not (ROOT / WANDB_CONFIG).is_file(), reason="there is no config for W&B")
+needs_wandb = pytest.mark.skipif(not (CONFIGS.parent / WANDB_CONFIG).is_file(), reason="there is no config for W&B")
 
 
 @needs_wandb

@@ -21,9 +21,9 @@ from lit_project.data.decode import (
     image_dimensions,
     is_ignored,
     read_image,
-    usable_cpus,
 )
 from lit_project.errors import InputError
+from lit_project.hardware import usable_cpus
 
 RED, WHITE = (200, 0, 0), (255, 255, 255)
 
@@ -344,12 +344,6 @@ def test_a_long_list_of_broken_files_is_cut():
     assert message.count("missing") == 20
     assert str(Path("missing00.jpg").absolute()) in message
     assert "and 1,230 more" in message
-
-
-def test_usable_cpus_obeys_the_affinity_mask(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3}, raising=False)
-    monkeypatch.setattr(decode.sys, "platform", "linux")
-    assert usable_cpus() == 1
 
 
 # ---- finding files
