@@ -88,7 +88,7 @@ def refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equal, also with a short class path, a path relative to here, or a number in the form that YAML takes for text."""
+    """Equal, also with a short class path, a path relative to here, or a number that YAML takes for text."""
     if one == other or (isinstance(one, bool) or isinstance(other, bool)):
         return bool(one == other)
     if isinstance(one, str) and isinstance(other, str):

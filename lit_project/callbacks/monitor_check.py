@@ -1,6 +1,7 @@
 """Finds a mistyped or missing monitored metric before the first epoch is spent."""
 
 import inspect
+import re
 import sys
 from typing import Any
 
@@ -37,7 +38,7 @@ class MonitorCheck(Callback):
         names = _metric_names(pl_module)
         source = _source([pl_module, *trainer.callbacks]) if names else None  # type: ignore[attr-defined]
         for user, monitor in _monitors(trainer):
-            if source is not None and monitor not in source:
+            if source is not None and not re.search(f"[\"']{re.escape(monitor)}[\"']", source):
                 _refuse_unknown(user, monitor, names)
         if trainer.fast_dev_run or self._validates(trainer):  # type: ignore[attr-defined]
             return
