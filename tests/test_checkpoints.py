@@ -100,6 +100,30 @@ def test_what_could_never_be_read_again_is_refused_by_name(tmp_path: Path, monke
     saver.save_checkpoint(plain, tmp_path / "b.ckpt")
 
 
+@pytest.mark.slow
+def test_a_path_among_the_hyperparameters_is_kept_as_text_and_an_object_is_refused(
+    run_cli: RunCLI, tmp_path: Path
+) -> None:
+    """CASES 29."""
+    (tmp_path / "mine.py").write_text(
+        "from pathlib import Path\n\nfrom lightning.pytorch.callbacks import Callback\n\n"
+        "from lit_project.data import Shapes10\n\n\n"
+        "class Mine(Shapes10):\n    def __init__(self, folder: Path, **kwargs):\n"
+        "        super().__init__(**kwargs)\n        self.folder = folder\n        self.save_hyperparameters()\n\n\n"
+        "class Own(Callback):\n    def state_dict(self):\n        return {'folder': Path('x')}\n"
+    )
+    data = [*TINY, "--data=mine.Mine", "--data.folder=x"]
+    run_cli("fit", *data, PYTHONPATH=str(tmp_path))
+    (run,) = runs(tmp_path)
+    checkpoint = read_checkpoint(run / "checkpoints" / "last.ckpt")
+    assert checkpoint["datamodule_hyper_parameters"]["folder"] == str(tmp_path / "x")
+    run_cli("test", f"--ckpt_path={run}", PYTHONPATH=str(tmp_path))
+    done = run_cli("fit", *data, "--trainer.callbacks+=mine.Own", check=False, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "callbacks.Own.folder is a pathlib.PosixPath" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("pattern", "name"),
     [
