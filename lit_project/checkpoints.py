@@ -250,9 +250,13 @@ def find_checkpoint(wanted: str, runs: Path, default: Literal["best", "last"]) -
     if path.is_dir():
         run = path.parent if path.name == "checkpoints" else path
         candidate = _checkpoint_of(run, default) or path / f"{default}.ckpt"
-        if not candidate.is_file():
-            raise InputError(f"--ckpt_path {path}: the folder has no checkpoints/{default}.ckpt.")
-        return candidate
+        if candidate.is_file():
+            return candidate
+        there = {file.name for folder in (path, run / "checkpoints") for file in folder.glob("*.ckpt")}
+        raise InputError(
+            f"--ckpt_path {path}: the folder has no checkpoints/{default}.ckpt. Checkpoints there: "
+            f"{', '.join(sorted(there)) or 'none'}."
+        )
     if not path.is_file():
         raise InputError(
             f"--ckpt_path {path}: there is no such file (looked in {Path.cwd()}). Give a .ckpt file, a run folder, or "

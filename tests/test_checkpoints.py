@@ -314,7 +314,7 @@ def test_best_and_last_are_those_of_the_newest_run_that_has_them(tmp_path: Path)
     assert find_checkpoint("last", tmp_path, "best") == tmp_path / "new/checkpoints/last.ckpt"
     assert find_checkpoint("best", tmp_path, "last") == tmp_path / "old/checkpoints/best.ckpt"
     assert find_checkpoint(str(tmp_path / "old"), tmp_path, "last") == tmp_path / "old/checkpoints/last.ckpt"
-    with pytest.raises(InputError, match=r"no checkpoints/best\.ckpt"):
+    with pytest.raises(InputError, match=r"no checkpoints/best\.ckpt\. Checkpoints there: last\.ckpt\."):
         find_checkpoint(str(tmp_path / "new"), tmp_path, "best")
     with pytest.raises(InputError, match="Train first"):
         find_checkpoint("best", tmp_path / "new", "best")
