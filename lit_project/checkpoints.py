@@ -206,8 +206,8 @@ def record_of(run: Path) -> Record:
         return {}
 
 
-def checkpoints_of_runs(name: Literal["best", "last"], runs: Path) -> list[Path]:
-    """This checkpoint of each run folder in ``runs`` that has one, that of the run that was started last at the end."""
+def checkpoints_of_runs(name: str, runs: Path) -> list[Path]:
+    """The checkpoint ``best`` or ``last`` of each run folder in ``runs`` that has one, in the order the runs began."""
     found = {run: path for run in runs.glob("*/") if (path := _checkpoint_of(run, name))}
     return [found[run] for run in sorted(found, key=lambda run: _started(run, found[run]))]
 
