@@ -222,7 +222,7 @@ def _checkpoint_of(run: Path, name: str) -> Path | None:
 
 
 def _started(run: Path, checkpoint: Path) -> float:
-    """When a run was started; without a record, when its checkpoint was written, be it for a run it was copied from."""
+    """When a run was started: a copy of its checkpoint may be older. Without a record, when that was written."""
     start = record_of(run).get("start")
     return datetime.fromisoformat(start).timestamp() if start else checkpoint.stat().st_mtime
 

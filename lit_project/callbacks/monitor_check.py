@@ -22,7 +22,7 @@ class MonitorCheck(Callback):
     """Compares what checkpoints, early stopping and schedulers monitor with what the model logs.
 
     A name must be one of the model's metrics, or be written in the code of the project. Where other code takes part, it
-    must be known after the sanity check before training, which has no training metrics and which a resumed run has not.
+    must be known after the sanity check before training: unless that is left out, or it is one of training.
 
     Without validation there is nothing to monitor: early stopping on a validation metric is then switched off with a
     notice, and ``last.ckpt`` is the checkpoint to use.

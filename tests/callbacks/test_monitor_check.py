@@ -39,8 +39,8 @@ def test_a_typo_is_found_without_a_sanity_check(tmp_path: Path, monitor: str) ->
 
 def test_a_typo_is_found_in_a_resumed_run(tmp_path: Path) -> None:
     fit(tmp_path).save_checkpoint(tmp_path / "first.ckpt")
-    with pytest.raises(InputError, match="EarlyStopping monitors 'val/accc'"):
-        fit(tmp_path, EarlyStopping("val/accc"), checkpoint=tmp_path / "first.ckpt")
+    with pytest.raises(InputError, match="EarlyStopping monitors 'train/accc'"):
+        fit(tmp_path, EarlyStopping("train/accc"), checkpoint=tmp_path / "first.ckpt")
 
 
 def test_all_that_is_logged_can_be_monitored(tmp_path: Path) -> None:
