@@ -4,19 +4,25 @@ A checkpoint is data, not code: it is only ever read with ``weights_only=True``.
 flushed to disk and then renamed, so the only copy is never half-written.
 """
 
+import io
 import pickle
-from collections.abc import Collection
+import re
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
+from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import lightning as L
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_project.errors import InputError
 from lit_project.files import write_atomically
+from lit_project.run_folders import Record, read_record
 
 #: What ``DistributedDataParallel``, ``DataParallel`` and ``torch.compile`` put into the names of weights.
 _WRAPPERS = ("module", "_orig_mod")
@@ -36,11 +42,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     (``state_dict_type: sharded``, DeepSpeed) are folders that these strategies write by themselves, not atomically.
     """
 
+    #: Whether a file that this object wrote could be read again.
+    _proven = False
+
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Write ``checkpoint`` to ``path``, or leave ``path`` as it was.
 
         Raises:
             SaveError: the file cannot be written; its ``strerror`` says why.
+            InputError: it could not be read again, as the checkpoint holds more than plain values and tensors. Only
+                the first file is tried: what a run puts into them is always of the same kinds.
         """
         if "://" in str(path):  # such as s3://: the store itself shows whole files only
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -48,9 +59,24 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         target = Path(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(target, partial(torch.save, checkpoint))
+            write_atomically(target, partial(self._write, checkpoint))
         except OSError as error:
             raise SaveError(error.errno, error.strerror or str(error), str(target)) from error
+
+    def _write(self, checkpoint: dict[str, Any], file: BinaryIO) -> None:
+        torch.save(checkpoint, file)
+        if not self._proven:
+            file.flush()
+            try:  # mapped: the tensors, which may be large, are not looked at
+                torch.load(file.name, map_location="cpu", weights_only=True, mmap=True)
+            except pickle.UnpicklingError as error:
+                culprits = ", ".join(_unreadable(checkpoint)) or str(error).split("\n")[0]
+                raise InputError(
+                    f"A checkpoint of this run could be written, but never read again, as reading it is not to run any "
+                    f"code: {culprits}. Keep plain values there instead (str, int, float, list, dict, tensor), such as "
+                    "str(path) for a path, in the callback's state_dict or in what goes to save_hyperparameters."
+                ) from error
+            self._proven = True
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any | None = None, weights_only: bool | None = True
@@ -66,6 +92,34 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             super().remove_checkpoint(path)
         except OSError as error:
             rank_zero_warn(f"The replaced checkpoint {path} cannot be removed: {error.strerror}.")
+
+
+def _unreadable(value: Any, key: str = "") -> Iterator[str]:
+    """What in a checkpoint is not loaded with ``weights_only=True``, by its dotted name and type."""
+    if type(value) in (dict, OrderedDict):
+        for name, part in value.items():
+            yield from _unreadable(part, f"{key}.{name}".lstrip("."))
+    elif type(value) in (list, tuple):
+        for number, part in enumerate(value):
+            yield from _unreadable(part, f"{key}[{number}]")
+    elif not isinstance(value, torch.Tensor) and type(value) not in (str, int, float, bool, type(None)):
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        buffer.seek(0)
+        try:
+            torch.load(buffer, weights_only=True)
+        except pickle.UnpicklingError:
+            yield f"{key} is a {type(value).__module__}.{type(value).__qualname__}"
+
+
+def keep_name_flat(callback: ModelCheckpoint) -> None:
+    """Have ``{val/acc:.2f}`` in a file name become ``val_acc=0.50``: ``val/acc=0.50`` would be within a folder."""
+    if callback.auto_insert_metric_name and re.search(r"\{[^}:]*/", callback.filename or ""):
+        equals = callback.CHECKPOINT_EQUALS_CHAR
+        callback.filename = re.sub(
+            r"\{([^}:]+)", lambda name: f"{name[1].replace('/', '_')}{equals}{name[0]}", str(callback.filename)
+        )
+        callback.auto_insert_metric_name = False
 
 
 # ---- reading
@@ -141,9 +195,36 @@ def _without_wrappers(key: str) -> str:
     return ".".join(part for part in key.split(".") if part not in _WRAPPERS)
 
 
+# ---- finding
+
+
+def record_of(run: Path) -> Record:
+    """A run's ``run.json``; empty if there is none, or it cannot be read."""
+    try:
+        return read_record(run)
+    except InputError:
+        return {}
+
+
 def checkpoints_of_runs(name: str, runs: Path) -> list[Path]:
-    """The checkpoints of this name of all run folders in ``runs``, oldest first."""
-    return sorted(runs.glob(f"*/checkpoints/{name}.ckpt"), key=lambda path: path.stat().st_mtime)
+    """The checkpoint ``best`` or ``last`` of each run folder in ``runs`` that has one, in the order the runs began."""
+    found = {run: path for run in runs.glob("*/") if (path := _checkpoint_of(run, name))}
+    return [found[run] for run in sorted(found, key=lambda run: _started(run, found[run]))]
+
+
+def _checkpoint_of(run: Path, name: str) -> Path | None:
+    """A run's best checkpoint has the name that ``filename`` gave it, which its record tells."""
+    paths = [run / "checkpoints" / f"{name}.ckpt"]
+    record = record_of(run) if name == "best" else {}
+    if record.get("best") and record.get("subcommand") == "fit":
+        paths.insert(0, run / record["best"]["path"])
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _started(run: Path, checkpoint: Path) -> float:
+    """When a run was started: a copy of its checkpoint may be older. Without a record, when that was written."""
+    start = record_of(run).get("start")
+    return datetime.fromisoformat(start).timestamp() if start else checkpoint.stat().st_mtime
 
 
 def find_checkpoint(wanted: str, runs: Path, default: Literal["best", "last"]) -> Path:
@@ -161,16 +242,21 @@ def find_checkpoint(wanted: str, runs: Path, default: Literal["best", "last"]) -
         found = checkpoints_of_runs(wanted, runs)
         if not found:
             raise InputError(
-                f"--ckpt_path {wanted}: no run in {runs.resolve()} has a checkpoint '{wanted}.ckpt'. "
+                f"--ckpt_path {wanted}: no run in {runs.resolve()} has a {wanted} checkpoint. "
                 "Train first (fit), or give the path of a checkpoint file or of a run folder."
             )
         return found[-1]
     path = Path(wanted).expanduser()
     if path.is_dir():
-        for candidate in (path / "checkpoints" / f"{default}.ckpt", path / f"{default}.ckpt"):
-            if candidate.is_file():
-                return candidate
-        raise InputError(f"--ckpt_path {path}: the folder has no checkpoints/{default}.ckpt.")
+        run = path.parent if path.name == "checkpoints" else path
+        candidate = _checkpoint_of(run, default) or path / f"{default}.ckpt"
+        if candidate.is_file():
+            return candidate
+        there = {file.name for folder in (path, run / "checkpoints") for file in folder.glob("*.ckpt")}
+        raise InputError(
+            f"--ckpt_path {path}: the folder has no checkpoints/{default}.ckpt. Checkpoints there: "
+            f"{', '.join(sorted(there)) or 'none'}."
+        )
     if not path.is_file():
         raise InputError(
             f"--ckpt_path {path}: there is no such file (looked in {Path.cwd()}). Give a .ckpt file, a run folder, or "

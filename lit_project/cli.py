@@ -51,7 +51,13 @@ from lit_project.callbacks import KeyedRandomness, LastCheckpoint, PredictionWri
 from lit_project.callbacks.full_disk import tolerate_full_disk
 from lit_project.callbacks.last_checkpoint import SIGNALS, Stopped, stop_at_once
 from lit_project.callbacks.run_record import best_checkpoint, describe
-from lit_project.checkpoints import AtomicCheckpointIO, find_checkpoint, holds_only_weights, read_checkpoint
+from lit_project.checkpoints import (
+    AtomicCheckpointIO,
+    find_checkpoint,
+    holds_only_weights,
+    keep_name_flat,
+    read_checkpoint,
+)
 from lit_project.config_files import (
     CONFIGS,
     PACKAGE,
@@ -71,7 +77,7 @@ from lit_project.files import short_path
 from lit_project.hardware import best_precision, keep_freed_memory
 from lit_project.out_of_memory import explain_out_of_memory
 from lit_project.parse_errors import explain
-from lit_project.resume import newest_run_of, refuse_changes, run_to_continue
+from lit_project.resume import newest_run_of, refuse_changes, run_of_job, run_to_continue
 
 #: What flows from the data to every part of the model that has a parameter of this name.
 DATA_FACTS = ("num_classes", "class_names", "in_channels", "image_size")
@@ -105,6 +111,14 @@ class Parser(LightningArgumentParser):
     def format_help(self, *args: Any) -> str:
         more = f"\nmore subcommands:\n{commands.overview()}\n" if self.prog == COMMAND else ""
         return super().format_help(*args) + more
+
+    def parse_path(self, *args: Any, **kwargs: Any) -> Namespace:
+        """Read a config file, which serves every subcommand: what only another one is told is left out."""
+        config = super().parse_path(*args, **kwargs)
+        for key in ACTION_KEYS:
+            if f"--{key}" not in self._option_string_actions:
+                config.pop(key, None)
+        return config
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         parser = getattr(ex, "subcommand_parser", None) or self
@@ -274,6 +288,11 @@ class CLI(LightningCLI):
                 # Lightning's limit ends the run with a validation that an uninterrupted one would not have had
                 callback.max_seconds = _time_limit(trainer_config["max_time"])
                 trainer_config["max_time"] = None
+                if trainer_config["max_epochs"] is None:
+                    trainer_config["max_epochs"] = -1  # without a limit of any kind, Lightning would make it 1000
+        for callback in [*named, *own]:
+            if isinstance(callback, ModelCheckpoint):
+                keep_name_flat(callback)
         # the default checkpoints come first: trainer.checkpoint_callback is the first of its kind
         ckpt_path = self.config[self.subcommand].ckpt_path
         started = {"command": sys.orig_argv, "subcommand": self.subcommand, "ckpt_path": ckpt_path and str(ckpt_path)}
@@ -322,6 +341,10 @@ class CLI(LightningCLI):
         for name, fact in facts.items():
             if config.data.get("init_args", {}).get(name, 0) is None:
                 config.data.init_args[name] = fact
+        # and where it was found, so that a later command may start in another folder
+        for name, given in list(vars(config.data.get("init_args", Namespace())).items()):
+            if isinstance(given, str | Path) and isinstance(path := getattr(data, name, None), Path):
+                config.data.init_args[name] = given if str(given).startswith("~") else type(given)(path.absolute())
 
     def _open_run_folder(self) -> None:
         """Make a new folder for this run and keep its resolved config there, as plain values."""
@@ -471,9 +494,9 @@ def _prepare(argv: list[str], folder: Path) -> Start:
     roots = [trainer.get("default_root_dir") for trainer in trainers]
     runs = Path(given.runs or next(filter(None, roots), "runs")).expanduser()
     if wanted is None and subcommand == "fit" and int(os.environ.get("SLURM_RESTART_COUNT", 0)):
-        # a requeued job is started with the same command, and goes on where it was
-        started = sorted(runs.glob(f"*-job{os.environ.get('SLURM_JOB_ID')}/checkpoints/last.ckpt"))
-        wanted = str(started[-1]) if started else None
+        # a requeued job is started with the same commands, and each goes on where it was
+        interrupted = run_of_job(os.environ.get("SLURM_JOB_ID", ""), sys.orig_argv, runs)
+        wanted = str(interrupted) if interrupted else None
     if wanted in (None, "null") or subcommand is None:
         return Start(None, configs, names)
     default: Literal["best", "last"] = "last" if subcommand == "fit" else "best"

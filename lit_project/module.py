@@ -254,6 +254,11 @@ class ImageClassifier(L.LightningModule):
         config: dict[str, Any] = {"scheduler": scheduler, "interval": interval}
         if isinstance(scheduler, ReduceLROnPlateau):  # Lightning's names what it monitors, torch's own does not
             config["monitor"] = getattr(scheduler, "monitor", "val/loss")
+            every = self.trainer.check_val_every_n_epoch
+            if every is None:  # validations go by steps: there may be none before the first epoch is over
+                config["strict"] = False
+            elif interval == "epoch" and not config["monitor"].startswith("train/"):
+                config["frequency"] = every
         return {"optimizer": optimizer, "lr_scheduler": config}
 
     @property

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from lit_project.checkpoints import checkpoints_of_runs, holds_only_weights, read_checkpoint
+from lit_project.checkpoints import checkpoints_of_runs, holds_only_weights, read_checkpoint, record_of
 from lit_project.errors import InputError
 from lit_project.run_folders import flat, is_harmless, optimisation
 
@@ -53,6 +53,15 @@ def newest_run_of(configs: list[dict[str, Any]], runs: Path) -> Path:
     )
 
 
+def run_of_job(job: str, command: list[str], runs: Path) -> Path | None:
+    """The ``last.ckpt`` of the newest run that this very command started within a SLURM job, if there is one."""
+    for path in reversed(checkpoints_of_runs("last", runs)):
+        run = path.parent.parent
+        if run.name.endswith(f"-job{job}") and record_of(run).get("command") == command:
+            return path
+    return None
+
+
 def refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse to go on with settings that change what is optimised, or how.
 
@@ -79,12 +88,12 @@ def refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equal, also when one of two class paths is short, or a number in the form that YAML takes for text."""
+    """Equal, also with a short class path, a path relative to here, or a number that YAML takes for text."""
     if one == other or (isinstance(one, bool) or isinstance(other, bool)):
         return bool(one == other)
     if isinstance(one, str) and isinstance(other, str):
         short, long = sorted((one, other), key=len)
-        return long.endswith(f".{short}")
+        return long.endswith(f".{short}") or long == str(Path(short).absolute())
     try:
         return float(one) == float(other)
     except (TypeError, ValueError):

@@ -9,10 +9,19 @@ import pytest
 import torch
 from conftest import TINY, RunCLI, runs
 from helpers import TESTS, in_process
+from lightning.pytorch.callbacks import ModelCheckpoint
+from made_runs import made_run, made_test
 from PIL import Image
 from torch import Tensor, nn
 
-from lit_project.checkpoints import AtomicCheckpointIO, SaveError, find_checkpoint, match_keys, read_checkpoint
+from lit_project.checkpoints import (
+    AtomicCheckpointIO,
+    SaveError,
+    find_checkpoint,
+    keep_name_flat,
+    match_keys,
+    read_checkpoint,
+)
 from lit_project.data import Shapes10
 from lit_project.errors import InputError
 from lit_project.module import ImageClassifier
@@ -65,6 +74,73 @@ def test_what_a_killed_process_left_half_written_is_cleared_away(tmp_path: Path)
     (tmp_path / ".b.ckpt.12345.tmp").write_bytes(bytes(1000))
     AtomicCheckpointIO().save_checkpoint({"w": torch.ones(3)}, tmp_path / "a.ckpt")
     assert {path.name for path in tmp_path.iterdir()} == {"a.ckpt", ".b.ckpt.12345.tmp"}
+
+
+def test_what_could_never_be_read_again_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CASES 29: torch.save takes any object, loading with ``weights_only`` does not."""
+    plain = {"state_dict": {"w": torch.ones(3)}, "callbacks": {"Own": {"counts": (1, [None, 2.5, "x"])}}}
+    odd = {
+        "callbacks": {"Own": {"folders": [Path("a")]}},
+        "hyper_parameters": {"thing": Evil(tmp_path / "ran"), "rate": 0.1},
+    }
+    saver = AtomicCheckpointIO()
+    with pytest.raises(InputError) as refused:
+        saver.save_checkpoint(plain | odd, tmp_path / "a.ckpt")
+    assert "callbacks.Own.folders[0] is a pathlib.PosixPath" in str(refused.value)
+    assert "hyper_parameters.thing is a test_checkpoints.Evil" in str(refused.value)
+    assert "rate" not in str(refused.value)
+    assert not list(tmp_path.iterdir()), "no file, and no code was run"
+    saver.save_checkpoint(plain, tmp_path / "a.ckpt")
+    assert torch.load(tmp_path / "a.ckpt", weights_only=True)["callbacks"] == plain["callbacks"]
+
+    def load(*args: object, **kwargs: object) -> None:
+        raise AssertionError("each save would be read again")
+
+    monkeypatch.setattr(torch, "load", load)
+    saver.save_checkpoint(plain, tmp_path / "b.ckpt")
+
+
+@pytest.mark.slow
+def test_a_path_among_the_hyperparameters_is_kept_as_text_and_an_object_is_refused(
+    run_cli: RunCLI, tmp_path: Path
+) -> None:
+    """CASES 29."""
+    (tmp_path / "mine.py").write_text(
+        "from pathlib import Path\n\nfrom lightning.pytorch.callbacks import Callback\n\n"
+        "from lit_project.data import Shapes10\n\n\n"
+        "class Mine(Shapes10):\n    def __init__(self, folder: Path, **kwargs):\n"
+        "        super().__init__(**kwargs)\n        self.folder = folder\n        self.save_hyperparameters()\n\n\n"
+        "class Own(Callback):\n    def state_dict(self):\n        return {'folder': Path('x')}\n"
+    )
+    data = [*TINY, "--data=mine.Mine", "--data.folder=x"]
+    run_cli("fit", *data, PYTHONPATH=str(tmp_path))
+    (run,) = runs(tmp_path)
+    checkpoint = read_checkpoint(run / "checkpoints" / "last.ckpt")
+    assert checkpoint["datamodule_hyper_parameters"]["folder"] == str(tmp_path / "x")
+    run_cli("test", f"--ckpt_path={run}", PYTHONPATH=str(tmp_path))
+    done = run_cli("fit", *data, "--trainer.callbacks+=mine.Own", check=False, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "callbacks.Own.folder is a pathlib.PosixPath" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("{epoch}-{val/acc:.2f}", "epoch=3-val_acc=0.50.ckpt"),
+        ("x{val/acc:.1f}-{train/loss}", "xval_acc=0.5-train_loss=2.ckpt"),
+        ("{epoch:02d}", "epoch=03.ckpt"),
+        ("a/{epoch}", "a/epoch=3.ckpt"),  # the folder was asked for
+        (None, "epoch=3-step=9.ckpt"),
+    ],
+)
+def test_a_metric_in_a_checkpoints_name_makes_no_folder(pattern: str | None, name: str) -> None:
+    """PL#4468."""
+    callback = ModelCheckpoint(filename=pattern)
+    keep_name_flat(callback)
+    keep_name_flat(callback)
+    metrics = {"epoch": 3, "step": 9, "val/acc": 0.5, "train/loss": 2}
+    assert callback.format_checkpoint_name(metrics) == name  # type: ignore[arg-type]
 
 
 # ---- reading
@@ -238,7 +314,25 @@ def test_best_and_last_are_those_of_the_newest_run_that_has_them(tmp_path: Path)
     assert find_checkpoint("last", tmp_path, "best") == tmp_path / "new/checkpoints/last.ckpt"
     assert find_checkpoint("best", tmp_path, "last") == tmp_path / "old/checkpoints/best.ckpt"
     assert find_checkpoint(str(tmp_path / "old"), tmp_path, "last") == tmp_path / "old/checkpoints/last.ckpt"
-    with pytest.raises(InputError, match=r"no checkpoints/best\.ckpt"):
+    with pytest.raises(InputError, match=r"no checkpoints/best\.ckpt\. Checkpoints there: last\.ckpt\."):
         find_checkpoint(str(tmp_path / "new"), tmp_path, "best")
     with pytest.raises(InputError, match="Train first"):
         find_checkpoint("best", tmp_path / "new", "best")
+
+
+def test_best_is_what_the_record_of_the_run_that_started_last_says(tmp_path: Path) -> None:
+    """Whatever the name of the file, and although it was copied from another run with the time it had there."""
+    old = made_run(tmp_path / "z", start="2026-11-30T10:00:00+00:00")
+    new = made_run(
+        tmp_path / "a", start="2026-11-30T12:00:00+01:00", best={"path": "checkpoints/epoch=1.ckpt"}
+    )  # an hour later, in another time zone
+    for number, path in enumerate((new / "checkpoints/epoch=1.ckpt", old / "checkpoints/best.ckpt")):
+        path.parent.mkdir()
+        path.touch()
+        os.utime(path, (1000 + number, 1000 + number))
+    made_test(old, best={"path": str(old / "checkpoints/best.ckpt")}, start="2026-11-30T13:00:00+00:00")
+    best = new / "checkpoints/epoch=1.ckpt"
+    for wanted in ("best", str(new), str(new / "checkpoints")):
+        assert find_checkpoint(wanted, tmp_path, "best") == best
+    best.rename(best.with_name("best.ckpt"))
+    assert find_checkpoint("best", tmp_path, "best") == best.with_name("best.ckpt"), "the record's is not there"

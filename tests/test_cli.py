@@ -11,11 +11,12 @@ import pytest
 import torch
 import yaml
 from conftest import TINY, RunCLI, cli, environment, read_csv, runs, start
-from helpers import in_process
+from helpers import TESTS, in_process, small_cifar10
 from PIL import Image
 
 from lit_project import cli as cli_module
 from lit_project.checkpoints import read_checkpoint
+from lit_project.data import CIFAR10
 from lit_project.module import ImageClassifier
 
 
@@ -92,11 +93,35 @@ def test_last_lines_are_commands_that_work(tmp_path: Path) -> None:
 # ---- configs
 
 
-def test_print_config_round_trip(run_cli: RunCLI, tmp_path: Path) -> None:
-    first = run_cli("fit", "--print_config").stdout
+OWN_CALLBACK = ["--trainer.callbacks+=helpers.Plant", "--trainer.callbacks.name=x", "--trainer.callbacks.value=1e-5"]
+
+
+@pytest.mark.parametrize("options", [[], ["--config=configs/cifar10_fast.yaml"], OWN_CALLBACK])
+def test_print_config_round_trip(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path, options: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, first, errors = in_process(monkeypatch, capfd, "fit", *options, "--print_config")
+    assert status == 0, errors
     (tmp_path / "a.yaml").write_text(first)
     assert "object at 0x" not in first
-    assert run_cli("fit", "--config=a.yaml", "--print_config").stdout == first
+    assert in_process(monkeypatch, capfd, "fit", "--config=a.yaml", "--print_config")[1] == first
+
+
+def test_one_config_serves_every_subcommand(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What one subcommand alone is told does not keep another from reading the file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fit.yaml").write_text(in_process(monkeypatch, capfd, "fit", "--print_config")[1])
+    _, _, errors = in_process(monkeypatch, capfd, "test", "--config=fit.yaml")
+    assert "test needs a trained model" in errors, "the config was read"
+    (tmp_path / "predict.yaml").write_text("images: x\noutput: y.csv\ntrainer: {max_epochs: 7}\n")
+    _, _, errors = in_process(monkeypatch, capfd, "fit", "--config=predict.yaml", "--data.batch_size=0")
+    assert "data.batch_size is 0" in errors
+    _, text, _ = in_process(monkeypatch, capfd, "predict", "--config=predict.yaml", "--print_config")
+    printed = yaml.safe_load(text)
+    assert (printed["images"], printed["output"], printed["trainer"]["max_epochs"]) == ("x", "y.csv", 7)
 
 
 def test_a_saved_config_serves_every_subcommand(run_cli: RunCLI, tiny_run: Path, tmp_path: Path) -> None:
@@ -106,6 +131,9 @@ def test_a_saved_config_serves_every_subcommand(run_cli: RunCLI, tiny_run: Path,
     assert {**config_of(again), "trainer": None} == {**config_of(tiny_run), "trainer": None}
     for subcommand in ("validate", "test"):
         run_cli(subcommand, config, f"--ckpt_path={tiny_run}")
+    Image.new("RGB", (32, 32)).save(tmp_path / "black.png")
+    run_cli("predict", config, f"--ckpt_path={tiny_run}", "--images=black.png", "--output=found.csv")
+    assert len(read_csv(tmp_path / "found.csv")) == 1
 
 
 def test_extra_callbacks_are_added_and_default_ones_stay(run_cli: RunCLI, tmp_path: Path) -> None:
@@ -144,6 +172,35 @@ def test_a_default_callback_is_changed_or_removed_by_name(run_cli: RunCLI, tmp_p
     assert not any(key.startswith("EarlyStopping") for key in states)
 
 
+def test_several_best_checkpoints_with_their_score_in_the_name(run_cli: RunCLI, tmp_path: Path) -> None:
+    """PL#4468, also of a user's own: ``val/acc`` in a name is no folder. The best is what run.json says."""
+    best = ["--callbacks.best.save_top_k=2", "--callbacks.best.filename={epoch}-{val/acc:.2f}"]
+    own = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.dirpath=own"]
+    own += ["--trainer.callbacks.monitor=train/loss", "--trainer.callbacks.filename=x-{train/loss:.0f}"]
+    run_cli("fit", *TINY, "--trainer.max_epochs=2", *best, *own, "--callbacks.last=null")
+    (run,) = runs(tmp_path)
+    names = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert [name.split("0.")[0] for name in names] == ["epoch=0-val_acc=", "epoch=1-val_acc="]
+    assert [path.name[:13] for path in (tmp_path / "own").iterdir()] == ["x-train_loss="]
+    accuracies = [float(row["val/acc"]) for row in read_csv(run / "csv" / "metrics.csv") if row.get("val/acc")]
+    notes = run_cli("validate", "--ckpt_path=best").stderr
+    assert f"checkpoints/epoch={accuracies.index(max(accuracies))}-val_acc=" in notes
+
+
+@pytest.mark.slow
+def test_downloaded_data_is_found_from_another_folder(tmp_path: Path) -> None:
+    """A relative ``data_dir`` would be downloaded once more."""
+    for name in ("a/data", "b"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "a" / "data" / CIFAR10.source.filename).write_bytes(small_cifar10()[0])
+    data = ["--data=helpers.SmallCIFAR10", "--data.data_dir=data", "--data.batch_size=64", "--trainer.max_epochs=1"]
+    cli(tmp_path / "a", "fit", *data, PYTHONPATH=TESTS)
+    (run,) = runs(tmp_path / "a")
+    cli(tmp_path / "b", "test", f"--ckpt_path={run}", PYTHONPATH=TESTS)
+    assert not (tmp_path / "b" / "data").exists()
+    assert read_checkpoint(run / "checkpoints" / "last.ckpt")["config"] == config_of(run)
+
+
 def test_a_network_gets_the_class_count_of_the_data_not_the_default_networks(run_cli: RunCLI, tmp_path: Path) -> None:
     """jsonargparse hands the arguments of a replaced class on, so 10 is set although nobody gave it."""
     for name in ("a", "b", "c"):
@@ -156,8 +213,11 @@ def test_a_network_gets_the_class_count_of_the_data_not_the_default_networks(run
     (run,) = runs(tmp_path)
     state = read_checkpoint(run / "checkpoints" / "last.ckpt")["state_dict"]
     assert state["network.classifier.3.weight"].shape[0] == 3
-    again = run_cli("fit", f"--ckpt_path={run}")
-    assert "Nothing was trained" in again.stdout
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    again = cli(elsewhere, "fit", f"--ckpt_path={run}")
+    assert "Nothing was trained" in again.stdout, "and the images are found from any folder"
+    assert config_of(run)["data"]["init_args"]["root"] == str(tmp_path / "images")
 
 
 @pytest.mark.slow
@@ -424,6 +484,17 @@ def test_without_validation_training_works_and_says_what_that_means(run_cli: Run
     assert all((run / "checkpoints" / "last.ckpt").is_file() for run in runs(tmp_path))
 
 
+@pytest.mark.parametrize("epochs", ["null", pytest.param("-1", marks=pytest.mark.slow)])
+def test_a_run_that_only_time_ends_has_a_constant_learning_rate(run_cli: RunCLI, tmp_path: Path, epochs: str) -> None:
+    """Lightning would plan 1000 epochs."""
+    done = run_cli("fit", *TINY, f"--trainer.max_epochs={epochs}", "--trainer.max_time=00:00:00:01")
+    assert "the learning rate stays constant" in done.stderr
+    assert "Stopped as its time is up" in done.stderr
+    (run,) = runs(tmp_path)
+    assert read_checkpoint(run / "checkpoints" / "last.ckpt")["global_step"] > 0
+    assert {float(row["lr-SGD"]) for row in read_csv(run / "csv" / "metrics.csv") if row.get("lr-SGD")} == {0.2}
+
+
 def test_help_imports_no_optional_package(tmp_path: Path) -> None:
     script = (
         "import sys\nfrom lit_project import cli\nsys.argv = ['cli', '--help']\n"
@@ -439,6 +510,24 @@ def test_help_imports_no_optional_package(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [[], ["--trainer.fast_dev_run=true"]])
 def test_no_logger_no_learning_rate_monitor(run_cli: RunCLI, options: list[str]) -> None:
     run_cli("fit", *TINY, "--trainer.logger=false", *options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("logger", [["false"], ["TensorBoardLogger", "--trainer.logger.version=7"]])
+def test_a_second_run_without_logger_or_of_the_same_version_leaves_the_first_alone(
+    run_cli: RunCLI, tmp_path: Path, logger: list[str]
+) -> None:
+    """CASES 35."""
+    options = [f"--trainer.logger={logger[0]}", *logger[1:]]
+    if logger[1:]:
+        options.append("--trainer.logger.save_dir=tb")
+    run_cli("fit", *TINY, *options)
+    (first,) = runs(tmp_path)
+    before = {path.name: path.read_bytes() for path in (first / "checkpoints").iterdir()}
+    run_cli("fit", *TINY, *options, "--seed_everything=1")
+    assert len(runs(tmp_path)) == 2
+    assert {path.name: path.read_bytes() for path in (first / "checkpoints").iterdir()} == before
+    assert before.keys() == {"best.ckpt", "last.ckpt"}
 
 
 @pytest.mark.slow

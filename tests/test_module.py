@@ -129,6 +129,33 @@ def test_early_stopping_without_validation_leaves_the_other_callbacks_in_place(t
     assert started.count == 1
 
 
+def test_a_plateau_scheduler_without_validation_is_refused_before_the_first_epoch(tmp_path: Path) -> None:
+    plateau = partial(ReduceLROnPlateau, monitor="val/loss")
+    model = ImageClassifier(linear(), partial(torch.optim.SGD, lr=0.1), plateau)
+    for options in ({"limit_val_batches": 0}, {"check_val_every_n_epoch": 3}):
+        fit = trainer(tmp_path, callbacks=[MonitorCheck()], **options)
+        with pytest.raises(InputError, match="scheduler monitors 'val/loss', but this run has no validation"):
+            fit.fit(model, datamodule=ten_batches())
+        assert fit.global_step == 0
+
+
+@pytest.mark.parametrize(
+    ("monitor", "validation", "steps"),
+    [
+        ("val/loss", {"check_val_every_n_epoch": 2}, 2),
+        ("train/loss", {"check_val_every_n_epoch": 2}, 4),
+        ("val/loss", {"check_val_every_n_epoch": None, "val_check_interval": 15}, 3),  # from the second epoch on
+    ],
+)
+def test_a_plateau_scheduler_steps_after_validations(
+    tmp_path: Path, monitor: str, validation: dict[str, Any], steps: int
+) -> None:
+    model = ImageClassifier(linear(), partial(torch.optim.SGD, lr=0.1), partial(ReduceLROnPlateau, monitor=monitor))
+    fit = trainer(tmp_path, max_epochs=4, **validation)
+    fit.fit(model, datamodule=ten_batches())
+    assert fit.lr_scheduler_configs[0].scheduler.last_epoch == steps
+
+
 def test_max_steps_bounds_the_schedule_when_epochs_do_not(tmp_path: Path) -> None:
     model = ImageClassifier(linear(), partial(torch.optim.SGD, lr=0.1), partial(CosineAnnealingLR, T_max=-1))
     fit = trainer(tmp_path, max_epochs=-1, max_steps=5)

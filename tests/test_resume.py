@@ -37,9 +37,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path / "runs"
 
 
-def stop(cwd: Path, *arguments: str, after: int, number: int = signal.SIGTERM) -> tuple[int, str]:
+def stop(cwd: Path, *arguments: str, after: int, number: int = signal.SIGTERM, **env: str) -> tuple[int, str]:
     """Start a fit, send it a signal once it has logged so many rows, and wait; status and output."""
-    process = start(cwd, "-m", "lit_project.cli", "fit", *arguments)
+    process = start(cwd, "-m", "lit_project.cli", "fit", *arguments, **env)
     while process.poll() is None and logged_rows(cwd) < after:
         time.sleep(0.01)
     process.send_signal(number)
@@ -304,7 +304,8 @@ def test_last_is_the_newest_run_of_the_config_that_is_given(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_requeued_job_goes_on_in_its_folder(tmp_path: Path, whole: Path) -> None:
     command = ["fit", *RUN, "--trainer.plugins=lightning.pytorch.plugins.environments.LightningEnvironment"]
-    cli(tmp_path, *command, "--trainer.max_time=00:00:00:00", SLURM_JOB_ID="77", SLURM_RESTART_COUNT="0")
+    code, output = stop(tmp_path, *command[1:], after=4, SLURM_JOB_ID="77", SLURM_RESTART_COUNT="0")
+    assert code == 143, output
     cli(tmp_path, *command, SLURM_JOB_ID="77", SLURM_RESTART_COUNT="1")
     (run,) = runs(tmp_path)
     assert run.name.endswith("-job77")

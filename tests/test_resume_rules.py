@@ -1,6 +1,7 @@
 """Which run a checkpoint belongs to, and what may change when it goes on."""
 
 import copy
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import yaml
 
 from lit_project.checkpoints import read_checkpoint
 from lit_project.errors import InputError
-from lit_project.resume import newest_run_of, refuse_changes, run_to_continue
+from lit_project.resume import newest_run_of, refuse_changes, run_of_job, run_to_continue
 
 CONFIG: dict[str, Any] = {
     "seed_everything": 0,
@@ -136,6 +137,32 @@ def test_the_newest_run_of_what_the_configs_say(tmp_path: Path) -> None:
     )
     newest = make_run(tmp_path, "c", CONFIG, age=0)
     assert newest_run_of([{"data": CONFIG["data"]}], tmp_path) == newest
+
+
+def test_a_relative_path_in_a_config_is_the_absolute_one_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make_run(tmp_path / "runs", "a", changed(data__root=str(tmp_path / "one")), age=2)
+    make_run(tmp_path / "runs", "b", changed(data__root=str(tmp_path / "two")), age=1)
+    monkeypatch.chdir(tmp_path)
+    assert newest_run_of([{"data": {"init_args": {"root": "one"}}}], tmp_path / "runs") == one
+    with pytest.raises(InputError, match="none of the 2 runs"):
+        newest_run_of([{"data": {"init_args": {"root": "ne"}}}], tmp_path / "runs")
+
+
+def test_of_a_job_with_two_fits_each_goes_on_with_its_own_run(tmp_path: Path) -> None:
+    """The newest run of the job may be the other one's."""
+    started = {}
+    for age, name in enumerate(("b-job77", "a-job77", "c-job78", "d-job77", "e")):
+        started[name] = make_run(tmp_path, name, CONFIG, age=age)
+        command = ["python", "fit", "--config=" + ("one.yaml" if name[0] in "ad" else "two.yaml")]
+        record = {"command": command, "exit_reason": "running", "start": f"2026-11-30T1{9 - age}:00:00+00:00"}
+        (tmp_path / name / "run.json").write_text(json.dumps(record))
+    make_run(tmp_path, "f-job77", CONFIG, age=0)  # which has no record
+    assert run_of_job("77", ["python", "fit", "--config=one.yaml"], tmp_path) == started["a-job77"]
+    assert run_of_job("77", ["python", "fit", "--config=two.yaml"], tmp_path) == started["b-job77"]
+    assert run_of_job("77", ["python", "fit"], tmp_path) is None
+    assert run_of_job("79", ["python", "fit", "--config=one.yaml"], tmp_path) is None
 
 
 def test_without_such_a_run_the_message_says_what_was_looked_at(tmp_path: Path) -> None:

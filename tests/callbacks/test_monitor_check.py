@@ -1,0 +1,56 @@
+"""A monitored name that nothing logs is found before an epoch is spent, also where there is no sanity check."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+from helpers import QUIET, Linear
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+
+from lit_project.callbacks import MonitorCheck
+from lit_project.data import Shapes10
+from lit_project.errors import InputError
+from lit_project.module import ImageClassifier
+
+
+def fit(tmp_path: Path, *callbacks: Callback, checkpoint: Path | None = None, **options: Any) -> L.Trainer:
+    """Train for an epoch of two batches, or for a second one."""
+    options = {
+        **QUIET,
+        "enable_checkpointing": True,
+        "max_epochs": 2 if checkpoint else 1,
+        "log_every_n_steps": 1,
+    } | options
+    trainer = L.Trainer(default_root_dir=tmp_path, callbacks=[*callbacks, MonitorCheck()], **options)
+    data = Shapes10(num_train=32, num_val=10, batch_size=16)
+    trainer.fit(ImageClassifier(Linear()), datamodule=data, ckpt_path=checkpoint)
+    return trainer
+
+
+@pytest.mark.parametrize("monitor", ["val/accc", "train/accc", "train/los", "valacc"])
+def test_a_typo_is_found_without_a_sanity_check(tmp_path: Path, monitor: str) -> None:
+    with pytest.raises(InputError) as refused:
+        fit(tmp_path, ModelCheckpoint(tmp_path, monitor=monitor), num_sanity_val_steps=0)
+    assert f"ModelCheckpoint monitors {monitor!r}" in str(refused.value)
+    assert "train/acc, train/auroc, train/f1, train/loss, val/acc, val/auroc, val/f1, val/loss" in str(refused.value)
+    assert not list(tmp_path.glob("*.ckpt"))
+
+
+def test_a_typo_is_found_in_a_resumed_run(tmp_path: Path) -> None:
+    fit(tmp_path).save_checkpoint(tmp_path / "first.ckpt")
+    with pytest.raises(InputError, match="EarlyStopping monitors 'train/accc'"):
+        fit(tmp_path, EarlyStopping("train/accc"), checkpoint=tmp_path / "first.ckpt")
+
+
+def test_all_that_is_logged_can_be_monitored(tmp_path: Path) -> None:
+    class Logs(Callback):
+        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            pl_module.log("train/own", 1.0)
+
+    own = ("train/acc", "val/auroc", "train/loss_step", "train/grad_norm", "step")
+    for names, callbacks in ((own, []), ((*own, "train/own"), [Logs()])):
+        for name in names:
+            callbacks.append(ModelCheckpoint(tmp_path / f"{len(names)} {name}", monitor=name))
+        fit(tmp_path, *callbacks)
+        assert all(list((tmp_path / f"{len(names)} {name}").glob("*.ckpt")) for name in names)
