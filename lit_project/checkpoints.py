@@ -135,6 +135,11 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
         InputError: no such file, a damaged file, a file that is no checkpoint, or one that would run code.
     """
     path = Path(path)
+    if path.is_dir():
+        raise InputError(
+            f"{path} is a folder: a sharded checkpoint, as FSDP and DeepSpeed write them, which is not read here. Make "
+            f"one file of it: python -m lightning.pytorch.utilities.consolidate_checkpoint {path}"
+        )
     if not path.is_file():
         raise InputError(f"There is no checkpoint {path}.")
     try:
@@ -170,6 +175,17 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
 def holds_only_weights(checkpoint: dict[str, Any]) -> bool:
     """Whether a training starts at step 0 with the weights of this checkpoint, instead of going on from it."""
     return "loops" not in checkpoint
+
+
+def steps_logged(checkpoint: dict[str, Any]) -> int:
+    """The step at which loggers go on after the end of the training that a checkpoint holds.
+
+    Loggers count batches that ended with a step. ``global_step`` is that, except with manual optimisation, where each
+    optimiser's steps count.
+    """
+    loop = checkpoint["loops"]["fit_loop"]
+    manual = loop["epoch_loop.manual_optimization.optim_step_progress"]["total"]["completed"] > 0
+    return int(loop["epoch_loop.state_dict"]["_batches_that_stepped"] if manual else checkpoint["global_step"])
 
 
 def match_keys(weights: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
@@ -221,10 +237,10 @@ def _checkpoint_of(run: Path, name: str) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _started(run: Path, checkpoint: Path) -> float:
+def _started(run: Path, checkpoint: Path) -> tuple[float, float]:
     """When a run was started: a copy of its checkpoint may be older. Without a record, when that was written."""
-    start = record_of(run).get("start")
-    return datetime.fromisoformat(start).timestamp() if start else checkpoint.stat().st_mtime
+    start, written = record_of(run).get("start"), checkpoint.stat().st_mtime
+    return datetime.fromisoformat(start).timestamp() if start else written, written
 
 
 def find_checkpoint(wanted: str, runs: Path, default: Literal["best", "last"]) -> Path:

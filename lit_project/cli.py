@@ -18,6 +18,7 @@ import contextlib
 import gc
 import logging
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -57,6 +58,7 @@ from lit_project.checkpoints import (
     holds_only_weights,
     keep_name_flat,
     read_checkpoint,
+    steps_logged,
 )
 from lit_project.config_files import (
     CONFIGS,
@@ -73,7 +75,7 @@ from lit_project.config_files import (
 )
 from lit_project.data import ImagesToPredict, Shapes10
 from lit_project.errors import InputError
-from lit_project.files import short_path
+from lit_project.files import short_path, write_atomically
 from lit_project.hardware import best_precision, keep_freed_memory
 from lit_project.out_of_memory import explain_out_of_memory
 from lit_project.parse_errors import explain
@@ -277,12 +279,13 @@ class CLI(LightningCLI):
         for callback in named:
             if (
                 isinstance(callback, ModelCheckpoint)
-                and callback.save_top_k > 1
+                and callback.save_top_k not in (0, 1)
                 and "{" not in (callback.filename or "{")
             ):
                 raise InputError(
-                    f"callbacks: {callback.save_top_k} checkpoints of the one name {callback.filename!r} would replace "
-                    "each other. Give them a name such as --callbacks.best.filename='{epoch}'."
+                    f"callbacks: with save_top_k {callback.save_top_k}, several checkpoints of the one name "
+                    f"{callback.filename!r} would replace each other. Give them a name such as "
+                    "--callbacks.best.filename='{epoch}'."
                 )
             if isinstance(callback, LastCheckpoint) and trainer_config["max_time"] is not None:
                 # Lightning's limit ends the run with a validation that an uninterrupted one would not have had
@@ -299,8 +302,10 @@ class CLI(LightningCLI):
         self.record = RunRecord(self.run_config, started)
         callbacks = [*named, *own, KeyedRandomness(), self.record]
         if self.subcommand == "predict":
-            output = self.config.predict.output or f"{self.run_dir}/predictions.csv"
-            self.writer = PredictionWriter(_output_file(output))
+            output = Path(self.config.predict.output or f"{self.run_dir}/predictions.csv").expanduser()
+            if _is_rank_zero():
+                _check_output(output)
+            self.writer = PredictionWriter(output)
             callbacks.append(self.writer)
         return callbacks
 
@@ -380,7 +385,7 @@ class CLI(LightningCLI):
         if self.continued:
             for logger in self.trainer.loggers:
                 if hasattr(logger, "resume_at"):
-                    logger.resume_at(self._resumed["global_step"])
+                    logger.resume_at(steps_logged(self._resumed))
         keep_freed_memory()
         gc.freeze()  # what has been imported lives as long as the run: no use in looking through it again and again
         self.trainer.fit(**kwargs)
@@ -501,7 +506,11 @@ def _prepare(argv: list[str], folder: Path) -> Start:
         return Start(None, configs, names)
     default: Literal["best", "last"] = "last" if subcommand == "fit" else "best"
     newest = wanted == "last" and subcommand == "fit"
-    path = (newest_run_of(in_files, runs) if newest else find_checkpoint(wanted, runs, default=default)).absolute()
+    if newest:
+        named = {argument.split("=")[0].removeprefix("--") for argument in options if argument.startswith("--")}
+        path = newest_run_of(in_files, runs, named).absolute()
+    else:
+        path = find_checkpoint(wanted, runs, default=default).absolute()
     if wanted in ("best", "last"):
         rank_zero_info(f"--ckpt_path {wanted}: {short_path(path)}")
     argv.append(f"--ckpt_path={path}")  # the last one wins
@@ -511,8 +520,8 @@ def _prepare(argv: list[str], folder: Path) -> Start:
     if subcommand == "fit" and holds_only_weights(checkpoint):
         rank_zero_info(f"{short_path(path)} holds weights and no training: a new one starts with them at step 0.")
     config = checkpoint.get("config")
-    named = {argument.split("=")[0] for argument in argv} & {"--model", "--model.network", "--data"}
-    if not isinstance(config, dict) and not given.config and not named:
+    says = {argument.split("=")[0] for argument in argv} & {"--model", "--model.network", "--data"}
+    if not isinstance(config, dict) and not given.config and not says:
         raise InputError(
             f"{path} does not carry the config it was trained with: give it with --config, or options such as "
             "--model.network."
@@ -528,10 +537,13 @@ def _prepare(argv: list[str], folder: Path) -> Start:
 
 def _write_config(file: Path, text: str) -> None:
     """Write a run's config; one that is there and differs is kept beside it, under a number."""
-    if file.is_file() and file.read_text() != text:
+    if file.is_file():
+        before = file.read_text(encoding="utf-8")
+        if before == text:
+            return
         number = 1 + len(list(file.parent.glob("config-*.yaml")))
-        file.replace(file.with_name(f"config-{number}.yaml"))
-    file.write_text(text)
+        write_atomically(file.with_name(f"config-{number}.yaml"), lambda copy: copy.write(before.encode()))
+    write_atomically(file, lambda new: new.write(text.encode()))
 
 
 def _device(accelerator: Any) -> torch.device:
@@ -546,21 +558,23 @@ def _device(accelerator: Any) -> torch.device:
 def _time_limit(limit: str | timedelta | dict[str, int]) -> float:
     """``trainer.max_time`` in each of the forms that Lightning takes, in seconds."""
     if isinstance(limit, str):
-        days, hours, minutes, seconds = map(int, limit.split(":"))
-        limit = {"days": days, "hours": hours, "minutes": minutes, "seconds": seconds}
+        parts = re.fullmatch(r"(\d+):(\d\d):(\d\d):(\d\d)", limit.strip())
+        if not parts:
+            raise InputError(
+                f"trainer.max_time is {limit!r}. It is DAYS:HOURS:MINUTES:SECONDS: an hour and a half is 00:01:30:00."
+            )
+        limit = dict(zip(("days", "hours", "minutes", "seconds"), map(int, parts.groups()), strict=True))
     return (timedelta(**limit) if isinstance(limit, dict) else limit).total_seconds()
 
 
-def _output_file(path: str) -> Path:
-    """A file that is to be written at the end: what stands in its way is said at the start."""
-    file = Path(path).expanduser()
+def _check_output(file: Path) -> None:
+    """Make the folder of a file that is to be written at the end: what stands in its way is said at the start."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if file.is_dir() or not os.access(file.parent, os.W_OK):
             raise OSError("it is a folder" if file.is_dir() else "no permission to write there")
     except OSError as error:
-        raise InputError(f"--output {path} cannot be written: {error.strerror or error}.") from error
-    return file
+        raise InputError(f"--output {file} cannot be written: {error.strerror or error}.") from error
 
 
 def _is_rank_zero() -> bool:
@@ -611,7 +625,7 @@ def fail(error: Exception, run_dir: Path | None = None) -> NoReturn:
             message += f"\n{text}"  # the run folder is the first rank's
         elif made and run_dir:
             with contextlib.suppress(OSError):  # the disk may be what failed
-                (run_dir / "error.txt").write_text(text)
+                (run_dir / "error.txt").write_text(text, encoding="utf-8", errors="replace")
                 message += f"\n  traceback: {short_path(run_dir / 'error.txt')}"
         message += "\n  LIT_DEBUG=1 shows the traceback here"
     sys.stderr.write(f"error: {message}\n")

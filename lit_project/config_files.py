@@ -2,11 +2,11 @@
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
 import yaml
 from jsonargparse import Namespace
@@ -44,7 +44,7 @@ def read_yaml(path: str) -> dict[str, Any]:
         InputError: it cannot be read, or holds no keys.
     """
     try:
-        config = yaml.safe_load(Path(path).read_text())
+        config = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"--config {path} cannot be read as YAML: {error}") from error
     if not isinstance(config, dict):
@@ -100,19 +100,25 @@ def _parameters(class_path: str) -> dict[str, inspect.Parameter] | None:
     for owner in inspect.getmro(target) if inspect.isclass(target) else (target,):
         if inspect.isclass(owner) and "__init__" not in vars(owner):
             continue
-        parameters = inspect.signature(owner).parameters
+        try:
+            parameters = inspect.signature(owner, eval_str=True).parameters
+        except NameError:  # a type that is imported for type checkers alone
+            parameters = inspect.signature(owner).parameters
         found = {**parameters, **found}
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            positional = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-            return {name: parameter for name, parameter in found.items() if parameter.kind not in positional}
+            variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+            return {name: parameter for name, parameter in found.items() if parameter.kind not in variadic}
     return None
 
 
 def is_sequence(class_path: str, name: str) -> bool:
     """Whether an argument is a list or tuple, by its default or its annotation."""
     parameter = (_parameters(class_path) or {}).get(name)
-    return parameter is not None and (
-        isinstance(parameter.default, list | tuple) or get_origin(parameter.annotation) in (list, tuple)
+    if parameter is None:
+        return False
+    kinds = [parameter.annotation, *get_args(parameter.annotation)]  # such as tuple[int, int] | None
+    return isinstance(parameter.default, list | tuple) or any(
+        get_origin(kind) in (list, tuple, Sequence) for kind in kinds
     )
 
 

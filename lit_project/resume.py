@@ -1,5 +1,6 @@
 """Which run a checkpoint belongs to, and whether it can go on with other settings."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +32,28 @@ def run_to_continue(path: Path, checkpoint: dict[str, Any]) -> Path | None:
     return folder
 
 
-def newest_run_of(configs: list[dict[str, Any]], runs: Path) -> Path:
+def newest_run_of(configs: list[dict[str, Any]], runs: Path, options: Collection[str] = ()) -> Path:
     """The newest run that has a ``last.ckpt`` and was started with what the given config files say of data and model.
+
+    Args:
+        configs: the content of the files.
+        runs: the folder that holds the run folders.
+        options: dotted names of settings on the command line: what a file says of them does not count.
 
     Raises:
         InputError: there is none.
     """
     found = checkpoints_of_runs("last", runs)
     wanted = {key: value for config in configs for key, value in flat(optimisation(config))}
+    # what a file leaves open (null) is found in the data, such as image_size; root tells one data set from another
+    counts = {
+        key for key, value in wanted.items() if value is not None and (key == "data.root" or not is_harmless(key))
+    }
+    counts -= {*options}
     for path in reversed(found):
         saved = path.parent.parent / "config.yaml"
         had = dict(flat(yaml.safe_load(saved.read_text()))) if saved.is_file() else {}
-        if all(_same(had.get(key), value) for key, value in wanted.items()):
+        if all(_same(had.get(key), wanted[key]) for key in counts):
             return path
     have = (
         f"none of the {len(found)} runs there has this config" if found else "no run there has a checkpoint 'last.ckpt'"

@@ -139,6 +139,15 @@ def test_the_newest_run_of_what_the_configs_say(tmp_path: Path) -> None:
     assert newest_run_of([{"data": CONFIG["data"]}], tmp_path) == newest
 
 
+def test_a_run_is_found_by_what_its_config_settles(tmp_path: Path) -> None:
+    """Not by what it left to the data, by what options settled, or by what does not matter to the result."""
+    run = make_run(tmp_path, "a", changed(data__batch_size=32, data__image_size=64, data__num_workers=4), age=0)
+    config = {"data": {"init_args": {"batch_size": 128, "image_size": None, "num_workers": 0}}}
+    assert newest_run_of([config], tmp_path, {"data.batch_size", "trainer.max_epochs"}) == run
+    with pytest.raises(InputError, match="none of the 1 runs"):
+        newest_run_of([config], tmp_path, {"trainer.max_epochs"})
+
+
 def test_a_relative_path_in_a_config_is_the_absolute_one_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,5 @@
 """Finds a mistyped or missing monitored metric before the first epoch is spent."""
 
-import inspect
-import re
-import sys
 from typing import Any
 
 import lightning as L
@@ -12,7 +9,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lit_project.errors import InputError
 from lit_project.metrics import EpochMetrics
 
-_PROJECT = __name__.partition(".")[0]
 _SCHEDULER = "The scheduler"
 #: Names that Lightning itself gives a checkpoint to go by.
 _PROGRESS = {"epoch", "step"}
@@ -21,8 +17,9 @@ _PROGRESS = {"epoch", "step"}
 class MonitorCheck(Callback):
     """Compares what checkpoints, early stopping and schedulers monitor with what the model logs.
 
-    A name must be one of the model's metrics, or be written in the code of the project. Where other code takes part, it
-    must be known after the sanity check before training: unless that is left out, or it is one of training.
+    The names of validation come from the sanity check before training. Those of training, and all of them where that
+    check is left out, are compared with the model's metrics: a name that is none of them gets a warning, as other code
+    may log it.
 
     Without validation there is nothing to monitor: early stopping on a validation metric is then switched off with a
     notice, and ``last.ckpt`` is the checkpoint to use.
@@ -36,10 +33,13 @@ class MonitorCheck(Callback):
             if callback.mode == wrong:
                 rank_zero_warn(f"{type(callback).__name__} takes the {wrong}imum of {callback.monitor} for the best.")
         names = _metric_names(pl_module)
-        source = _source([pl_module, *trainer.callbacks]) if names else None  # type: ignore[attr-defined]
+        checked = trainer.num_sanity_val_steps and trainer.ckpt_path is None
         for user, monitor in _monitors(trainer):
-            if source is not None and not re.search(f"[\"']{re.escape(monitor)}[\"']", source):
-                _refuse_unknown(user, monitor, names)
+            if names and monitor not in names | _PROGRESS and (not checked or monitor.startswith("train/")):
+                rank_zero_warn(
+                    f"{user} monitors {monitor!r}, which is none of the model's metrics ({', '.join(sorted(names))}). "
+                    "If nothing else logs it, the run fails at the end of its first epoch."
+                )
         if trainer.fast_dev_run or self._validates(trainer):  # type: ignore[attr-defined]
             return
         for user, monitor in _monitors(trainer):
@@ -62,8 +62,11 @@ class MonitorCheck(Callback):
         logged = set(trainer.callback_metrics)
         for user, monitor in _monitors(trainer):
             # training metrics are first logged in training; validation metrics must be there by now
-            if not monitor.startswith("train/"):
-                _refuse_unknown(user, monitor, logged)
+            if not monitor.startswith("train/") and monitor not in logged | _PROGRESS:
+                known = ", ".join(sorted(logged)) or "none"
+                raise InputError(
+                    f"{user} monitors {monitor!r}, which the model does not log. Logged in validation: {known}."
+                )
 
     @staticmethod
     def _validates(trainer: L.Trainer) -> bool:
@@ -89,22 +92,10 @@ def _monitors(trainer: L.Trainer) -> list[tuple[str, str]]:
     return pairs
 
 
-def _refuse_unknown(user: str, monitor: str, names: set[str]) -> None:
-    if monitor not in names | _PROGRESS:
-        known = ", ".join(sorted(names)) or "none"
-        raise InputError(f"{user} monitors {monitor!r}, which the model does not log. Known names: {known}.")
-
-
 def _metric_names(pl_module: L.LightningModule) -> set[str]:
-    """The names of the model's metrics in training and validation; none of a model that logs in ways of its own."""
+    """The names of the model's metrics; none of a model that has them in ways of its own."""
     stages = [getattr(pl_module, f"{stage}_metrics", None) for stage in ("train", "val")]
     metrics = [part for part in stages if isinstance(part, EpochMetrics)]
-    return {name for part in metrics for name in (f"{part.stage}/loss", *part.scores)} if len(metrics) == 2 else set()
-
-
-def _source(parts: list[Any]) -> str | None:
-    """All files in which classes of the project may log something; None if others may, too."""
-    classes = [cls for part in parts for cls in type(part).__mro__ if cls.__module__.partition(".")[0] == _PROJECT]
-    if any(type(part).__module__.partition(".")[0] not in (_PROJECT, "lightning") for part in parts):
-        return None
-    return "".join(inspect.getsource(sys.modules[name]) for name in {cls.__module__ for cls in classes})
+    return {name for part in metrics for name in (f"{part.stage}/loss", *part.scores)} | (
+        {"train/loss_step", "train/grad_norm"} if metrics else set()
+    )
