@@ -156,6 +156,8 @@ class ImageDataModule(L.LightningDataModule):
         self.placement = placement
         self.splits: dict[SplitName, Arrays] = {}
         self._placements: dict[SplitName, Placement] = {}
+        # while overfitting, where each training image was before they were shuffled
+        self._order: Tensor | None = None
         #: Positions, int64 [B], of the images of the present batch in their split.
         self.batch_indices: Tensor | None = None
         self._mean_std: tuple[list[float], list[float]] | None = None
@@ -242,7 +244,9 @@ class ImageDataModule(L.LightningDataModule):
         for split in new:
             self.splits[split] = self._placed(self.splits[split], placement)
             if split == "train" and self._overfitting:  # a few batches of sorted data would be of one class
-                self.splits[split] = self._shuffled(self.splits[split])
+                arrays = self.splits[split]
+                self._order = torch.randperm(len(arrays.targets), generator=keyed_generator(global_seed(), 0))
+                self.splits[split] = arrays.narrow(self._order.to(arrays.targets.device))
             self._placements[split] = placement
             if split in wanted:
                 self._report(split, f"{placement} ({reason})")
@@ -290,11 +294,6 @@ class ImageDataModule(L.LightningDataModule):
             mean, std = self._statistics()
             self._mean_std_tensors = torch.tensor(mean, device=images.device), torch.tensor(std, device=images.device)
         return to_float(images, *self._mean_std_tensors)
-
-    @staticmethod
-    def _shuffled(arrays: Arrays) -> Arrays:
-        order = torch.randperm(len(arrays.targets), generator=keyed_generator(global_seed(), 0))
-        return arrays.narrow(order.to(arrays.targets.device))
 
     @property
     def _overfitting(self) -> bool:

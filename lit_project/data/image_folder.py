@@ -173,7 +173,10 @@ class ImageFolder(ImageDataModule):
         if split in self.provided_splits and split != "train":
             return [Path(path) for path in self._decoded[split].paths]
         train = self._decoded["train"]
-        return [Path(train.paths[position]) for position in self._cut(train.targets)[split].tolist()]
+        positions = self._cut(train.targets)[split]
+        if split == "train" and self._order is not None:
+            positions = positions[self._order]
+        return [Path(train.paths[position]) for position in positions.tolist()]
 
     def preprocessing(self) -> dict[str, Any]:
         return super().preprocessing() | {"resize": self.resize}

@@ -167,6 +167,17 @@ def test_paths_follow_the_images_through_cutting_and_skipping(tmp_path: Path):
     assert len(seen) == 26
 
 
+def test_paths_follow_the_images_that_are_shuffled_to_be_overfitted(tmp_path: Path):
+    make(tmp_path, "train", {"a": 12, "b": 12})
+    data = ImageFolder(str(tmp_path), val_fraction=0.25)
+    data.trainer = L.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", overfit_batches=1)
+    data.setup("fit")
+    paths = data.paths("train")
+    assert paths != sorted(paths)
+    for path, image in zip(paths, data.splits["train"].select(torch.arange(12)).images, strict=True):
+        assert np.array_equal(read_image(path), image.numpy())
+
+
 # ---- complaints
 
 
