@@ -126,17 +126,17 @@ def _find(pattern: str) -> list[Path]:
         if not found:
             raise InputError(f"There is no image in {path.absolute()} or below. {_looked_for(others)}")
         return [Path(image) for image in found]
-    if path.exists():
-        return [path]  # named by the user, so whatever its extension
+    if path.exists() or path.is_symlink():
+        return [path]  # named by the user, so whatever its extension; and a link to nowhere gets a row with that error
     matches = [Path(match) for match in glob.glob(str(path), recursive=True)]  # noqa: PTH207 - Path.glob takes no absolute pattern
     if not matches:
         raise InputError(f"There is no file, folder or glob match {path.absolute()}.")
     first_magic = next(depth for depth, part in enumerate(path.parts) if glob.has_magic(part))
     matches = [match for match in matches if not any(map(is_ignored, match.parts[first_magic:]))]
-    images = [match for match in matches if match.is_file() and is_image(match)]
+    images = [match for match in matches if not match.is_dir() and is_image(match)]
     images += [Path(image) for match in matches if match.is_dir() for image in find_images(match)[0]]
     if not images:
-        others = Counter(extension(match) for match in matches if match.is_file())
+        others = Counter(extension(match) for match in matches if not match.is_dir())
         raise InputError(f"There is no image among what {path.absolute()} matches. {_looked_for(others)}")
     return images
 
