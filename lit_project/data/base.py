@@ -23,7 +23,15 @@ from torch.utils.data import DataLoader, SequentialSampler
 from torchvision.transforms import v2
 
 from lit_project.data.augment import BatchTransform, Draw, RandomCrop, RandomHorizontalFlip, to_float
-from lit_project.data.batches import Arrays, Batch, BatchDataset, ShardedSampler, TrainLoader, keep_batch
+from lit_project.data.batches import (
+    Arrays,
+    Batch,
+    BatchDataset,
+    ShardedSampler,
+    TrainLoader,
+    even_batch_size,
+    keep_batch,
+)
 from lit_project.data.decode import usable_cpus
 from lit_project.errors import InputError
 from lit_project.hardware import available_memory
@@ -395,9 +403,12 @@ class ImageDataModule(L.LightningDataModule):
                 f"{f' for {world_size} devices' if world_size > 1 else ''}: no batch would be full. "
                 f"Choose --data.batch_size={max(1, len(dataset) // world_size // 4)} or less."
             )
+        batch_size = self.batch_size
         sampler: Any = ShardedSampler(dataset, rank, world_size, train=train, seed=global_seed())
         if self._overfitting:
             sampler = SequentialSampler(dataset)
+        elif not train:
+            batch_size = even_batch_size(batch_size, len(dataset), world_size, f"{split} images")
         workers = self.num_workers
         if workers is None:
             worth_it = self._placements.get(split) == "disk" or dataset.transforms
@@ -405,7 +416,7 @@ class ImageDataModule(L.LightningDataModule):
         on_device = arrays.images.device.type != "cpu"
         options: dict[str, Any] = {
             "dataset": dataset,
-            "batch_size": self.batch_size,
+            "batch_size": batch_size,
             "sampler": sampler,
             "drop_last": train,
             "collate_fn": keep_batch,

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lit_project.data.augment import to_float
-from lit_project.data.batches import keep_batch
+from lit_project.data.batches import even_batch_size, keep_batch
 from lit_project.data.decode import (
     IMAGE_EXTENSIONS,
     BadImageError,
@@ -104,9 +104,11 @@ class ImagesToPredict(L.LightningDataModule):
         workers = self.num_workers
         if workers is None:
             workers = min(usable_cpus(), 4) if len(dataset) >= _WORTH_WORKERS else 0
+        world_size = self.trainer.world_size if self.trainer is not None else 1
         return DataLoader(
             dataset,
-            batch_size=self.batch_size,
+            # Lightning deals the images out to the devices, without padding
+            batch_size=even_batch_size(self.batch_size, len(dataset), world_size, "images to predict"),
             collate_fn=keep_batch,
             num_workers=workers,
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",

@@ -177,6 +177,18 @@ class Recorder(L.LightningModule):
         return batch[0]
 
 
+def test_every_device_has_as_many_batches_and_at_least_one(tmp_path: Path):
+    for number in range(9):
+        draw(tmp_path / f"{number}.png")
+    data = ImagesToPredict(str(tmp_path), PREPROCESSING, batch_size=4)
+    for devices, batch_size in ((1, 4), (2, 3), (3, 4), (9, 4)):  # on two of them 5 and 4 images
+        data.trainer = SimpleNamespace(world_size=devices, strategy=SimpleNamespace(root_device=torch.device("cpu")))
+        assert data.predict_dataloader().batch_size == batch_size
+    data.trainer.world_size = 10
+    with pytest.raises(InputError, match="only 9 images to predict for 10 devices"):
+        data.predict_dataloader()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_trainer_predicts_every_file_once(tmp_path: Path, workers: int):
     for number in range(7):
