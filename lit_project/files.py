@@ -10,6 +10,18 @@ from typing import BinaryIO
 from filelock import FileLock, Timeout
 
 
+def user_folder(given: str | None, variable: str, name: str) -> Path:
+    """A folder's path: as given, or of the environment, or ``lit_project/name`` in the user's cache folder.
+
+    Args:
+        given: what the user says; ``~`` is the home folder, here and in the environment.
+        variable: the environment variable that may name the folder.
+        name: its name in the cache folder, which is ``$XDG_CACHE_HOME`` or ``~/.cache``.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(given or os.environ.get(variable) or Path(cache, "lit_project", name)).expanduser().absolute()
+
+
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Have ``write`` fill a file of another name in the same folder, then give it the name ``path``.
 

@@ -6,22 +6,28 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import lightning as L
 import pytest
 import torch
-from conftest import cli
-from helpers import TESTS, numbers_and_crops, pixels
+from conftest import cli, logged, runs
+from helpers import QUIET, TESTS, Gathering, Numbered, numbers_and_crops, pixels
 
-BATCH_SIZE = 8
+from lit_project.module import ImageClassifier
+
+# of 17 validation images one rank gets 9, which must not be two batches: the other has but one of 8
+BATCH_SIZE, NUM_TRAIN, NUM_VAL = 8, 58, 17
 CPUS = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]
 DDP = [
-    *("fit", "--data=helpers.Numbered", f"--data.batch_size={BATCH_SIZE}", *CPUS),
-    *("--trainer.max_epochs=2", "--trainer.enable_model_summary=false", "--trainer.callbacks+=helpers.Recorder"),
+    *("fit", "--data=helpers.Numbered", f"--data.batch_size={BATCH_SIZE}", "--data.val_fraction=0.225", *CPUS),
+    *("--model.network=helpers.Gathering", "--trainer.max_epochs=2", "--trainer.precision=32-true"),
+    *("--trainer.enable_model_summary=false", "--trainer.callbacks+=helpers.Recorder"),
 ]
 
 
 class Seen(NamedTuple):
     """What one rank was given, by (kind, epoch): the numbers of the images in order, their crops, the batches."""
 
+    folder: Path
     numbers: dict[tuple[str, int], list[int]]
     crops: dict[tuple[str, int], list[tuple[int, int, int, int]]]
     batches: dict[tuple[str, int], list[int]]
@@ -29,7 +35,7 @@ class Seen(NamedTuple):
 
 def read(path: Path) -> Seen:
     record: dict[str, Any] = torch.load(path)
-    seen = Seen(defaultdict(list), defaultdict(list), defaultdict(list))
+    seen = Seen(path.parent, defaultdict(list), defaultdict(list), defaultdict(list))
     for batch in record["batches"]:
         key = batch["kind"], batch["epoch"]
         found = numbers_and_crops(pixels(record, batch["images"]))
@@ -48,12 +54,11 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # somebody else has it already
             stack.enter_context(socket.create_server(("", 29500)))
-        cli(folder, *DDP, f"--data.num_workers={request.param}", PYTHONPATH=TESTS)
+        cli(folder, *DDP, f"--data.num_workers={request.param}", PYTHONPATH=TESTS, timeout=120)
     return [read(folder / f"fit-{rank}.pt") for rank in range(2)]
 
 
 def test_two_processes_share_out_the_images(ranks: list[Seen]) -> None:
-    num_train, num_val = 67, 8  # a tenth of each class, 38 and 37 images, is cut off for validation
     first, second = ranks
     split: set[int] | None = None
     for epoch in (0, 1):
@@ -63,10 +68,11 @@ def test_two_processes_share_out_the_images(ranks: list[Seen]) -> None:
         assert (
             first.batches["train", epoch]
             == second.batches["train", epoch]
-            == [BATCH_SIZE] * (num_train // 2 // BATCH_SIZE)
+            == [BATCH_SIZE] * (NUM_TRAIN // 2 // BATCH_SIZE)
         )
         val = [number for rank in ranks for number in rank.numbers["val", epoch]]
-        assert len(set(val)) == len(val) == num_val, "no image counts twice to even the ranks out"
+        assert len(set(val)) == len(val) == NUM_VAL, "no image counts twice to even the ranks out"
+        assert (first.batches["val", epoch], second.batches["val", epoch]) == ([7, 2], [7, 1]), "as many on each rank"
         assert not set(val) & set(mine + other), "both ranks split alike"
         assert split in (None, set(val)), "the same in each epoch"
         split = set(val)
@@ -74,6 +80,16 @@ def test_two_processes_share_out_the_images(ranks: list[Seen]) -> None:
             assert rank.crops["val", epoch] == [(0, 0, 0, 0)] * len(rank.crops["val", epoch]), "no augmentation"
     assert first.numbers["train", 0] != first.numbers["train", 1]
     assert sorted(first.numbers["train", 0]) != sorted(first.numbers["train", 1]), "dealt anew"
+
+
+def test_two_processes_measure_what_one_does(ranks: list[Seen]) -> None:
+    (run,) = runs(ranks[0].folder)
+    model = ImageClassifier(Gathering(num_classes=2, image_size=(16, 16)), num_classes=2)
+    model.load_state_dict(torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"])
+    data = Numbered(batch_size=BATCH_SIZE, val_fraction=0.225)
+    (values,) = L.Trainer(**QUIET).validate(model, datamodule=data, verbose=False)
+    for name in ("val/acc", "val/loss", "val/auroc"):
+        assert values[name] == pytest.approx(logged(run, name)[-1], abs=1e-5)
 
 
 def test_each_process_and_epoch_augments_on_its_own(ranks: list[Seen]) -> None:

@@ -50,7 +50,7 @@ class PredictionWriter(BasePredictionWriter):
         _, indices, errors = batch
         paths = trainer.datamodule.paths  # type: ignore[attr-defined]
         probabilities, classes = prediction.float().cpu().topk(min(5, prediction.shape[1]))
-        names: Any = pl_module.class_names or [str(index) for index in range(prediction.shape[1])]
+        names = getattr(pl_module, "class_names", None) or [str(index) for index in range(prediction.shape[1])]
         for row, index in enumerate(torch.as_tensor(indices).tolist()):
             path = str(paths[index])
             if errors[row] is not None:

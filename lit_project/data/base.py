@@ -23,7 +23,15 @@ from torch.utils.data import DataLoader, SequentialSampler
 from torchvision.transforms import v2
 
 from lit_project.data.augment import BatchTransform, Draw, RandomCrop, RandomHorizontalFlip, to_float
-from lit_project.data.batches import Arrays, Batch, BatchDataset, ShardedSampler, TrainLoader, keep_batch
+from lit_project.data.batches import (
+    Arrays,
+    Batch,
+    BatchDataset,
+    ShardedSampler,
+    TrainLoader,
+    even_batch_size,
+    keep_batch,
+)
 from lit_project.errors import InputError
 from lit_project.hardware import available_memory, usable_cpus
 from lit_project.seeding import (
@@ -155,6 +163,8 @@ class ImageDataModule(L.LightningDataModule):
         self.placement = placement
         self.splits: dict[SplitName, Arrays] = {}
         self._placements: dict[SplitName, Placement] = {}
+        # while overfitting, where each training image was before they were shuffled
+        self._order: Tensor | None = None
         #: Positions, int64 [B], of the images of the present batch in their split.
         self.batch_indices: Tensor | None = None
         self._mean_std: tuple[list[float], list[float]] | None = None
@@ -241,7 +251,9 @@ class ImageDataModule(L.LightningDataModule):
         for split in new:
             self.splits[split] = self._placed(self.splits[split], placement)
             if split == "train" and self._overfitting:  # a few batches of sorted data would be of one class
-                self.splits[split] = self._shuffled(self.splits[split])
+                arrays = self.splits[split]
+                self._order = torch.randperm(len(arrays.targets), generator=keyed_generator(global_seed(), 0))
+                self.splits[split] = arrays.narrow(self._order.to(arrays.targets.device))
             self._placements[split] = placement
             if split in wanted:
                 self._report(split, f"{placement} ({reason})")
@@ -289,11 +301,6 @@ class ImageDataModule(L.LightningDataModule):
             mean, std = self._statistics()
             self._mean_std_tensors = torch.tensor(mean, device=images.device), torch.tensor(std, device=images.device)
         return to_float(images, *self._mean_std_tensors)
-
-    @staticmethod
-    def _shuffled(arrays: Arrays) -> Arrays:
-        order = torch.randperm(len(arrays.targets), generator=keyed_generator(global_seed(), 0))
-        return arrays.narrow(order.to(arrays.targets.device))
 
     @property
     def _overfitting(self) -> bool:
@@ -395,9 +402,12 @@ class ImageDataModule(L.LightningDataModule):
                 f"{f' for {world_size} devices' if world_size > 1 else ''}: no batch would be full. "
                 f"Choose --data.batch_size={max(1, len(dataset) // world_size // 4)} or less."
             )
+        batch_size = self.batch_size
         sampler: Any = ShardedSampler(dataset, rank, world_size, train=train, seed=global_seed())
         if self._overfitting:
             sampler = SequentialSampler(dataset)
+        elif not train:
+            batch_size = even_batch_size(batch_size, len(dataset), world_size, f"{split} images")
         workers = self.num_workers
         if workers is None:
             worth_it = self._placements.get(split) == "disk" or dataset.transforms
@@ -405,7 +415,7 @@ class ImageDataModule(L.LightningDataModule):
         on_device = arrays.images.device.type != "cpu"
         options: dict[str, Any] = {
             "dataset": dataset,
-            "batch_size": self.batch_size,
+            "batch_size": batch_size,
             "sampler": sampler,
             "drop_last": train,
             "collate_fn": keep_batch,

@@ -1,6 +1,7 @@
 """From arrays of images to the batches of a loader: gather, shard, shuffle, and start anywhere."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 import torch
@@ -111,7 +112,7 @@ class ShardedSampler(DistributedSampler[Batch]):
     ``DistributedSampler`` tells Lightning that sharding is done, and has it call ``set_epoch``.
     For training every rank gets the same number of samples, in an order keyed by (seed, epoch). For evaluation nothing
     is padded: a sample counts exactly once, so metrics are those of the whole split (PyTorch's own sampler repeats
-    samples to even the shards out).
+    samples to even the shards out). Shards then differ by up to one sample; see :func:`even_batch_size`.
     """
 
     def __init__(self, dataset: BatchDataset, rank: int, world_size: int, *, train: bool, seed: int = 0) -> None:
@@ -127,6 +128,34 @@ class ShardedSampler(DistributedSampler[Batch]):
         order = torch.randperm(self.size, generator=keyed_generator(self.seed, self.epoch))
         shard = order[: self.total_size][self.rank :: self.num_replicas][self.start :]
         return iter((shard + self.epoch * self.size).tolist())
+
+
+def even_batch_size(batch_size: int, num_samples: int, world_size: int, what: str) -> int:
+    """The batch size with which every rank has the same number of batches to evaluate.
+
+    Shards that are not padded differ by up to one sample, and that one must not be a batch of its own: FSDP gathers the
+    weights from all ranks in each forward pass, of an evaluation too, and would wait for those that are already done.
+    DDP shares its buffers in the first pass alone, so it takes one batch on each rank.
+
+    Args:
+        batch_size: the one asked for. It is returned if it will do, else the next smaller that does; where it is a few
+            there may be none, and it is the next larger.
+        num_samples: number of samples of all ranks together.
+        world_size: number of ranks.
+        what: what the samples are, for the message.
+
+    Raises:
+        InputError: there are fewer samples than ranks.
+    """
+    if num_samples < world_size:
+        raise InputError(
+            f"There are only {num_samples} {what} for {world_size} devices, and each needs one. Run on {num_samples} "
+            "or fewer, with --trainer.devices and --trainer.num_nodes."
+        )
+    smallest_shard, remainder = divmod(num_samples, world_size)
+    if not remainder:
+        return batch_size
+    return next(size for size in chain(range(batch_size, 1, -1), count(batch_size + 1)) if smallest_shard % size)
 
 
 class TrainLoader(DataLoader[Batch]):

@@ -28,6 +28,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -126,7 +127,7 @@ def _open(entry: Path, paths: Sequence[str], shape: tuple[int, ...], read: Calla
                 return None  # neither size nor time tells that permission was given
         if index["shape"] != [len(paths) - len(bad), *shape]:
             return None
-        images = _map(entry / "images.bin", index["shape"])
+        images = map_images(entry / "images.bin", index["shape"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
     with suppress(OSError):  # another user's entry can be used, not changed
@@ -167,14 +168,35 @@ def _build(
             file.flush()
             os.fsync(file.fileno())
         new.rename(entry)
-    return _map(entry / "images.bin", kept), bad
+    return map_images(entry / "images.bin", kept), bad
 
 
-def _map(path: Path, shape: Sequence[int]) -> Tensor:
-    """A uint8 tensor over a file, copied where it is written to.
+class MappedImages(Tensor):
+    """Images over a whole file, which are pickled as its name: a worker that is spawned maps it again.
+
+    A plain tensor would be handed to it with all its data, that is as a copy of the file in memory.
+    """
+
+    path: Path
+    # what is computed from it is a plain tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return map_images, (self.path, tuple(self.shape))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "MappedImages":
+        return map_images(self.path, self.shape)
+
+
+def map_images(path: Path, shape: Sequence[int]) -> MappedImages:
+    """A uint8 tensor of ``shape`` over a file, copied where it is written to.
 
     Neither ``torch.from_file`` nor ``numpy.memmap`` will do: Linux refuses them a file that is larger than the memory,
     as they have it reserve what a complete copy would take.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it has another number of bytes.
     """
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size != math.prod(shape):
@@ -184,7 +206,9 @@ def _map(path: Path, shape: Sequence[int]) -> Tensor:
             mapping = mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         else:
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    return torch.frombuffer(mapping, dtype=torch.uint8).view(*shape)
+    images = torch.frombuffer(mapping, dtype=torch.uint8).view(*shape).as_subclass(MappedImages)
+    images.path = path
+    return images
 
 
 def _remove_outdated(entry: Path) -> None:

@@ -4,7 +4,6 @@ torchvision knows the address, the file names, their MD5s and the format. Fetchi
 downloads straight to the final name: a killed download looks finished, and two processes write over each other.
 """
 
-import os
 import shutil
 import sys
 import tarfile
@@ -25,7 +24,7 @@ from torchvision.datasets.utils import calculate_md5, check_integrity
 from lit_project.data.base import ImageDataModule, SplitName
 from lit_project.data.batches import Arrays
 from lit_project.errors import InputError
-from lit_project.files import locked
+from lit_project.files import locked, user_folder
 
 # for connecting, and for each read from a connection: a server that has gone silent must not hold up the run
 _TIMEOUT_SECONDS = 20.0
@@ -51,7 +50,7 @@ class CIFAR10(ImageDataModule):
 
     def __init__(self, data_dir: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.data_dir = (Path(data_dir) if data_dir else _default_data_dir()).expanduser().absolute()
+        self.data_dir = user_folder(data_dir, "LIT_DATA_DIR", "data")
 
     @property
     def provided_splits(self) -> set[SplitName]:
@@ -153,12 +152,6 @@ class CIFAR10(ImageDataModule):
             f"{self._archive}; or train on the embedded shapes, which need no download: "
             f"`python -m lit_project.cli fit --data Shapes10`."
         )
-
-
-def _default_data_dir() -> Path:
-    if folder := os.environ.get("LIT_DATA_DIR"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "lit_project" / "data"
 
 
 def _describe(file: Path) -> str:

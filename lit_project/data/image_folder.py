@@ -1,7 +1,6 @@
 """The user's own images, one folder a class."""
 
 import math
-import os
 from collections import Counter
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +27,7 @@ from lit_project.data.decode import (
     is_image,
 )
 from lit_project.errors import InputError
+from lit_project.files import user_folder
 
 _LAYOUT = "Expected ROOT/train/CLASS/*.jpg with, optionally, ROOT/val and ROOT/test alike; or just ROOT/CLASS/*.jpg."
 # folders of ROOT that are splits, in lower case; where there is none, every folder is a class
@@ -103,7 +103,7 @@ class ImageFolder(ImageDataModule):
         self.resize: Resize = resize
         self.in_channels = 1 if grayscale else 3
         self.on_bad_image = on_bad_image
-        self.cache_dir = (Path(cache_dir) if cache_dir else _default_cache_dir()).expanduser().absolute()
+        self.cache_dir = user_folder(cache_dir, "LIT_CACHE_DIR", "images")
         self._given_size = sides
         self._given_names = class_names
         # the training images are those before others are cut from them
@@ -173,7 +173,10 @@ class ImageFolder(ImageDataModule):
         if split in self.provided_splits and split != "train":
             return [Path(path) for path in self._decoded[split].paths]
         train = self._decoded["train"]
-        return [Path(train.paths[position]) for position in self._cut(train.targets)[split].tolist()]
+        positions = self._cut(train.targets)[split]
+        if split == "train" and self._order is not None:
+            positions = positions[self._order]
+        return [Path(train.paths[position]) for position in positions.tolist()]
 
     def preprocessing(self) -> dict[str, Any]:
         return super().preprocessing() | {"resize": self.resize}
@@ -278,12 +281,6 @@ def _scan(folder: Path) -> _Files:
 
 def _subfolders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not is_ignored(path))
-
-
-def _default_cache_dir() -> Path:
-    if folder := os.environ.get("LIT_CACHE_DIR"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "lit_project" / "images"
 
 
 def _some(paths: list[Path]) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lit_project.data.augment import to_float
-from lit_project.data.batches import keep_batch
+from lit_project.data.batches import even_batch_size, keep_batch
 from lit_project.data.decode import (
     IMAGE_EXTENSIONS,
     BadImageError,
@@ -104,9 +104,11 @@ class ImagesToPredict(L.LightningDataModule):
         workers = self.num_workers
         if workers is None:
             workers = min(usable_cpus(), 4) if len(dataset) >= _WORTH_WORKERS else 0
+        world_size = self.trainer.world_size if self.trainer is not None else 1
         return DataLoader(
             dataset,
-            batch_size=self.batch_size,
+            # Lightning deals the images out to the devices, without padding
+            batch_size=even_batch_size(self.batch_size, len(dataset), world_size, "images to predict"),
             collate_fn=keep_batch,
             num_workers=workers,
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
@@ -126,17 +128,17 @@ def _find(pattern: str) -> list[Path]:
         if not found:
             raise InputError(f"There is no image in {path.absolute()} or below. {_looked_for(others)}")
         return [Path(image) for image in found]
-    if path.exists():
-        return [path]  # named by the user, so whatever its extension
+    if path.exists() or path.is_symlink():
+        return [path]  # named by the user, so whatever its extension; and a link to nowhere gets a row with that error
     matches = [Path(match) for match in glob.glob(str(path), recursive=True)]  # noqa: PTH207 - Path.glob takes no absolute pattern
     if not matches:
         raise InputError(f"There is no file, folder or glob match {path.absolute()}.")
     first_magic = next(depth for depth, part in enumerate(path.parts) if glob.has_magic(part))
     matches = [match for match in matches if not any(map(is_ignored, match.parts[first_magic:]))]
-    images = [match for match in matches if match.is_file() and is_image(match)]
+    images = [match for match in matches if not match.is_dir() and is_image(match)]
     images += [Path(image) for match in matches if match.is_dir() for image in find_images(match)[0]]
     if not images:
-        others = Counter(extension(match) for match in matches if match.is_file())
+        others = Counter(extension(match) for match in matches if not match.is_dir())
         raise InputError(f"There is no image among what {path.absolute()} matches. {_looked_for(others)}")
     return images
 

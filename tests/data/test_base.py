@@ -1,5 +1,6 @@
 """What all data sets share: splits, sharding, loaders, statistics, and augmentation keyed by where it happens."""
 
+import math
 import random
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from torchvision.transforms import v2
 
 from lit_project.data.augment import Draw, RandomCrop, RandomHorizontalFlip, to_float
 from lit_project.data.base import ImageDataModule, SplitName, channel_statistics, stratified_split
-from lit_project.data.batches import Arrays, BatchDataset, ShardedSampler
+from lit_project.data.batches import Arrays, BatchDataset, ShardedSampler, even_batch_size
 from lit_project.errors import InputError
 from lit_project.seeding import IsolatedRandomness, keyed_generator
 
@@ -249,6 +250,40 @@ def test_evaluation_shards_hold_every_sample_exactly_once(size: int, ranks: int)
     parts = shards(size, ranks, train=False)
     assert sorted(index for part in parts for index in part) == list(range(size))
     assert parts == shards(size, ranks, train=False, epoch=1)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 7, 100])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_every_rank_has_as_many_batches_to_evaluate(batch_size: int, ranks: int):
+    """FSDP gathers weights from all ranks in each forward pass: one that had a batch more would wait for ever."""
+    for size in range(ranks, 60):
+        used = even_batch_size(batch_size, size, ranks, "val images")
+        assert len({math.ceil(len(part) / used) for part in shards(size, ranks, train=False)}) == 1
+        assert used == batch_size if size % ranks == 0 else used <= max(batch_size, 5)
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_batches_of_two_ranks_when_one_has_an_image_more(split: SplitName):
+    data = Numbered({"train": 50, "val": 17, "test": 17}, batch_size=4)
+    data.setup("fit")
+    data.setup("test")
+    loaders: list[Any] = []
+    for rank in range(2):
+        data.trainer = trainer(global_rank=rank, world_size=2)
+        loaders.append(getattr(data, f"{split}_dataloader")())
+    assert [[len(targets) for _, targets, _ in loader] for loader in loaders] == [[3, 3, 3], [3, 3, 2]]
+    assert [len(loader) for loader in loaders] == [3, 3], "what limit_val_batches is taken of"
+    assert sorted(served(loaders[0]) + served(loaders[1])) == [data.starts[split] + number for number in range(17)]
+
+
+def test_fewer_images_than_ranks_to_evaluate_them_are_refused():
+    data = Numbered({"train": 50, "val": 3, "test": 4}, batch_size=4)
+    data.setup("fit")
+    data.setup("test")
+    data.trainer = trainer(world_size=4)
+    with pytest.raises(InputError, match=r"only 3 val images for 4 devices.*--trainer\.devices"):
+        data.val_dataloader()
+    assert len(data.test_dataloader()) == 1
 
 
 def test_loaders_of_two_ranks_share_out_the_data():

@@ -172,7 +172,7 @@ def test_a_file_larger_than_the_memory_can_be_mapped(tmp_path: Path):
     rows = 2 * memory // 2**20
     with (tmp_path / "images.bin").open("wb") as file:
         file.truncate(rows * 2**20)  # without taking room on the disk
-    images = cache._map(tmp_path / "images.bin", (rows, 2**10, 2**10, 1))
+    images = cache.map_images(tmp_path / "images.bin", (rows, 2**10, 2**10, 1))
     assert images[-1, -1, -1].item() == 0
 
 

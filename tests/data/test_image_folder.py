@@ -1,6 +1,8 @@
 """A user's own folders: one class map, clear complaints, and every image accounted for. The files are real ones."""
 
+import copy
 import logging
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +16,10 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.trainer.states import TrainerFn
 from PIL import ExifTags, Image
+from torch.utils.data import DataLoader
 
 from lit_project.data.base import ImageDataModule
+from lit_project.data.batches import keep_batch
 from lit_project.data.decode import read_image
 from lit_project.data.image_folder import ImageFolder
 from lit_project.errors import InputError
@@ -165,6 +169,17 @@ def test_paths_follow_the_images_through_cutting_and_skipping(tmp_path: Path):
             assert path.parent.name == data.class_names[target]
         seen.update(paths)
     assert len(seen) == 26
+
+
+def test_paths_follow_the_images_that_are_shuffled_to_be_overfitted(tmp_path: Path):
+    make(tmp_path, "train", {"a": 12, "b": 12})
+    data = ImageFolder(str(tmp_path), val_fraction=0.25)
+    data.trainer = L.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", overfit_batches=1)
+    data.setup("fit")
+    paths = data.paths("train")
+    assert paths != sorted(paths)
+    for path, image in zip(paths, data.splits["train"].select(torch.arange(12)).images, strict=True):
+        assert np.array_equal(read_image(path), image.numpy())
 
 
 # ---- complaints
@@ -469,6 +484,37 @@ def test_batches_do_not_depend_on_workers(tmp_path: Path, workers: int):
     expected = ready(tmp_path, batch_size=4).train_dataloader()
     assert train == [(images.tolist(), targets.tolist()) for images, targets, _ in expected]
     assert sum(len(targets) for _, targets, _ in data.test_dataloader()) == len(data.splits["test"].targets)
+
+
+def on_disk(root: Path) -> ImageFolder:
+    """More than 300 kB of images, left in their file."""
+    for number in range(32):
+        draw(root / "ab"[number % 2] / f"{number}.png", number, (64, 64))
+    return ready(root, "fit", placement="disk", batch_size=8)
+
+
+def test_a_worker_is_handed_the_name_of_the_file_not_what_is_in_it(tmp_path: Path):
+    dataset: Any = on_disk(tmp_path).train_dataloader().dataset
+    pickled = pickle.dumps(dataset)
+    assert len(pickled) < 10_000 < dataset.arrays.nbytes
+    for other in (pickle.loads(pickled), copy.deepcopy(dataset)):
+        assert all(map(torch.equal, other.__getitems__([3, 0, 20]), dataset.__getitems__([3, 0, 20])))
+
+
+def expect_a_mapping(worker: int) -> None:
+    assert "images.bin" in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is mapped")
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_are_not_forked_map_the_file(tmp_path: Path, method: str):
+    loader = on_disk(tmp_path).train_dataloader()
+    options = {"multiprocessing_context": method, "num_workers": 1, "worker_init_fn": expect_a_mapping}
+    spawned = DataLoader(loader.dataset, batch_size=8, collate_fn=keep_batch, **options)
+    plain = DataLoader(loader.dataset, batch_size=8, collate_fn=keep_batch)
+    for ours, theirs in zip(spawned, plain, strict=True):
+        assert all(map(torch.equal, ours, theirs))
 
 
 def test_the_split_is_the_same_in_another_process_with_another_seed(tmp_path: Path):

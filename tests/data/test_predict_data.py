@@ -1,13 +1,17 @@
 """Images to predict: found wherever the user points, prepared as in training, and not stopped by a broken file."""
 
+import csv
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from helpers import QUIET
 from PIL import ExifTags, Image
 
+from lit_project.callbacks.prediction_writer import PredictionWriter
 from lit_project.data.augment import to_float
 from lit_project.data.decode import read_image
 from lit_project.data.image_folder import ImageFolder
@@ -95,6 +99,16 @@ def test_nothing_found_says_what_was_looked_for(tmp_path: Path):
         _ = ImagesToPredict([str(tmp_path / "x.png"), str(tmp_path / "nowhere")], PREPROCESSING).paths
 
 
+def test_a_link_to_nowhere_is_a_row_with_its_error(tmp_path: Path):
+    draw(tmp_path / "1.png")
+    (tmp_path / "2.png").symlink_to(tmp_path / "gone.png")
+    for images, errors in (("2.png", [True]), ("*.png", [False, True]), (".", [False, True])):
+        data = ImagesToPredict(str(tmp_path / images), PREPROCESSING)
+        found = collect(data)[2]
+        assert [bool(error) for error in found] == errors
+        assert "a link to a file that does not exist" in found[-1]
+
+
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_broken_files_are_reported_and_the_rest_predicted(tmp_path: Path, workers: int):
     paths = [draw(tmp_path / f"{number}.png", 20 * number) for number in range(10)]
@@ -163,6 +177,18 @@ class Recorder(L.LightningModule):
         return batch[0]
 
 
+def test_every_device_has_as_many_batches_and_at_least_one(tmp_path: Path):
+    for number in range(9):
+        draw(tmp_path / f"{number}.png")
+    data = ImagesToPredict(str(tmp_path), PREPROCESSING, batch_size=4)
+    for devices, batch_size in ((1, 4), (2, 3), (3, 4), (9, 4)):  # on two of them 5 and 4 images
+        data.trainer = SimpleNamespace(world_size=devices, strategy=SimpleNamespace(root_device=torch.device("cpu")))
+        assert data.predict_dataloader().batch_size == batch_size
+    data.trainer.world_size = 10
+    with pytest.raises(InputError, match="only 9 images to predict for 10 devices"):
+        data.predict_dataloader()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_trainer_predicts_every_file_once(tmp_path: Path, workers: int):
     for number in range(7):
@@ -178,3 +204,19 @@ def test_the_trainer_predicts_every_file_once(tmp_path: Path, workers: int):
     raw = torch.from_numpy(read_image(data.paths[6], (6, 8))).permute(2, 0, 1)[None]
     mean, std = torch.tensor(PREPROCESSING["mean"]), torch.tensor(PREPROCESSING["std"])
     torch.testing.assert_close(model.seen[-1][0], to_float(raw, mean, std))
+
+
+class Scores(L.LightningModule):
+    """Any module: it has no names of classes."""
+
+    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return torch.tensor([[0.25, 0.75]]).repeat(len(batch[1]), 1)
+
+
+def test_predictions_of_a_module_without_class_names_are_numbers(tmp_path: Path):
+    data = ImagesToPredict(str(draw(tmp_path / "a.png")), PREPROCESSING)
+    trainer = L.Trainer(**QUIET, callbacks=[PredictionWriter(tmp_path / "predictions.csv")])
+    trainer.predict(Scores(), datamodule=data, return_predictions=False)
+    with (tmp_path / "predictions.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["class"], row["probability"], row["top5"]) == ("1", "0.75", '[["1", 0.75], ["0", 0.25]]')
