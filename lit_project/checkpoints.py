@@ -234,7 +234,7 @@ def _checkpoint_of(run: Path, name: str) -> Path | None:
     record = record_of(run) if name == "best" else {}
     if record.get("best") and record.get("subcommand") == "fit":
         paths.insert(0, run / record["best"]["path"])
-    return next((path for path in paths if path.is_file()), None)
+    return next((path for path in paths if path.exists()), None)
 
 
 def _started(run: Path, checkpoint: Path) -> tuple[float, float]:
@@ -263,6 +263,8 @@ def find_checkpoint(wanted: str, runs: Path, default: Literal["best", "last"]) -
             )
         return found[-1]
     path = Path(wanted).expanduser()
+    if path.suffix == ".ckpt" and path.is_dir():
+        return path  # which says why it cannot be read
     if path.is_dir():
         run = path.parent if path.name == "checkpoints" else path
         candidate = _checkpoint_of(run, default) or path / f"{default}.ckpt"

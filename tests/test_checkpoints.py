@@ -100,6 +100,12 @@ def test_what_could_never_be_read_again_is_refused_by_name(tmp_path: Path, monke
     saver.save_checkpoint(plain, tmp_path / "b.ckpt")
 
 
+def test_a_sharded_checkpoint_is_named_with_the_way_to_one_file(tmp_path: Path) -> None:
+    (tmp_path / "last.ckpt").mkdir()
+    with pytest.raises(InputError, match=r"sharded checkpoint.*consolidate_checkpoint .*last\.ckpt"):
+        read_checkpoint(tmp_path / "last.ckpt")
+
+
 @pytest.mark.slow
 def test_a_path_among_the_hyperparameters_is_kept_as_text_and_an_object_is_refused(
     run_cli: RunCLI, tmp_path: Path
