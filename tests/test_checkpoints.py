@@ -5,15 +5,17 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from conftest import TINY, RunCLI, runs
-from helpers import TESTS, in_process
+from helpers import QUIET, TESTS, in_process
 from lightning.pytorch.callbacks import ModelCheckpoint
 from made_runs import made_run, made_test
 from PIL import Image
 from torch import Tensor, nn
 
+from lit_project.callbacks import LastCheckpoint
 from lit_project.checkpoints import (
     AtomicCheckpointIO,
     SaveError,
@@ -21,6 +23,7 @@ from lit_project.checkpoints import (
     keep_name_flat,
     match_keys,
     read_checkpoint,
+    steps_logged,
 )
 from lit_project.data import Shapes10
 from lit_project.errors import InputError
@@ -342,3 +345,32 @@ def test_best_is_what_the_record_of_the_run_that_started_last_says(tmp_path: Pat
         assert find_checkpoint(wanted, tmp_path, "best") == best
     best.rename(best.with_name("best.ckpt"))
     assert find_checkpoint("best", tmp_path, "best") == best.with_name("best.ckpt"), "the record's is not there"
+
+
+class TwoOptimizers(L.LightningModule):
+    """Steps twice a batch, by hand, or once."""
+
+    def __init__(self, manual: bool) -> None:
+        super().__init__()
+        self.automatic_optimization = not manual
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor | None:
+        if self.automatic_optimization:
+            return self.weight * batch.sum()
+        for optimizer in self.optimizers():
+            optimizer.step()
+        return None
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [torch.optim.SGD([self.weight], lr=0.1) for _ in range(1 if self.automatic_optimization else 2)]
+
+
+@pytest.mark.parametrize(("manual", "steps"), [(False, 3), (True, 6)])
+def test_loggers_go_on_after_the_batches_not_after_all_optimizers_steps(
+    tmp_path: Path, manual: bool, steps: int
+) -> None:
+    trainer = L.Trainer(**QUIET, max_epochs=1, callbacks=[LastCheckpoint(str(tmp_path / "last.ckpt"))])
+    trainer.fit(TwoOptimizers(manual), torch.utils.data.DataLoader(torch.ones(3, 1)))
+    checkpoint = read_checkpoint(tmp_path / "last.ckpt")
+    assert (checkpoint["global_step"], steps_logged(checkpoint)) == (steps, 3)
