@@ -94,7 +94,7 @@ class Start(NamedTuple):
 
 
 #: What a run folder has before anything has happened that would be worth a folder.
-OF_THE_START = {"config.yaml", "run.json", "diff.patch"}
+OF_THE_START = {"config.yaml", "run.json", "diff.patch", ".lock"}
 
 
 class Parser(LightningArgumentParser):
