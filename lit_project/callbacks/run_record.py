@@ -99,7 +99,7 @@ class RunRecord(Callback):
         if self._path and hasattr(datamodule, "fingerprint"):
             now = self._record["data"] = datamodule.fingerprint()
             self._write_record()
-            before = next((start["data"] for start in reversed(self._record["earlier"]) if start["data"]), now)
+            before = next((start["data"] for start in reversed(self._record["earlier"]) if start.get("data")), now)
             if differing := sorted(split for split in before.keys() & now.keys() if before[split] != now[split]):
                 rank_zero_warn(
                     f"The {' and '.join(differing)} images are not those that this run was started with: its scores "

@@ -403,7 +403,7 @@ class ImageDataModule(L.LightningDataModule):
         now = self._split
         if now is None or split in self.provided_splits or now == trained.get("split", now):
             return
-        before = {"cut": []} | (trained["split"] or {})
+        before: dict[str, Any] = {"cut": []} | (trained["split"] or {})
         settings = [name for name in ("val_fraction", "split_seed") if now[name] != before.get(name, now[name])]
         differing = [_difference(name, now, before) for name in settings]
         if now["cut"] != before["cut"]:

@@ -62,9 +62,9 @@ class ImageFolder(ImageDataModule):
     """Images in one folder a class, under ``root/train``, ``root/val`` and ``root/test``, or directly under ``root``.
 
     Splits without a folder are cut from the training images. The sorted names of the training folders number the
-    classes, for all splits. Hidden files and folders are ignored; folders within a class and links are followed. What
-    the pixels of a file are is said in ``decode.py``. A folder is decoded once, until one of its files changes; how the
-    result is kept is said in ``cache.py``.
+    classes, for all splits. Files and folders that are hidden, or made by an operating system or a network drive, are
+    ignored; folders within a class and links are followed. What the pixels of a file are is said in ``decode.py``. A
+    folder is decoded once, until one of its files changes; how the result is kept is said in ``cache.py``.
 
     Args:
         root: the folder, only read from; ``~`` is the home folder.
