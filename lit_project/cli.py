@@ -51,7 +51,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zer
 from lit_project.callbacks import KeyedRandomness, LastCheckpoint, PredictionWriter, RunRecord
 from lit_project.callbacks.full_disk import tolerate_full_disk
 from lit_project.callbacks.last_checkpoint import SIGNALS, Stopped, stop_at_once
-from lit_project.callbacks.run_record import best_checkpoint, describe
+from lit_project.callbacks.run_record import best_checkpoint, describe, hold
 from lit_project.checkpoints import (
     AtomicCheckpointIO,
     find_checkpoint,
@@ -104,7 +104,7 @@ class Start(NamedTuple):
 
 
 #: What a run folder has before anything has happened that would be worth a folder.
-OF_THE_START = {"config.yaml", "run.json", "diff.patch"}
+OF_THE_START = {"config.yaml", "run.json", "diff.patch", ".lock"}
 
 
 class Parser(LightningArgumentParser):
@@ -366,6 +366,8 @@ class CLI(LightningCLI):
         name = f"{self.subcommand}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}{job}"
         folder = self.continued or root / name
         if _is_rank_zero():  # the other ranks get every path they write to from the first
+            if self.continued:
+                hold(folder)  # before its config is replaced
             try:
                 folder.mkdir(parents=True, exist_ok=self.continued is not None)
                 _write_config(folder / "config.yaml", yaml.safe_dump(self.run_config, sort_keys=False))
@@ -617,7 +619,7 @@ def fail(error: Exception, run_dir: Path | None = None) -> NoReturn:
     rank_zero = _is_rank_zero()
     made = run_dir is not None and run_dir.is_dir() and rank_zero
     if expected and made and run_dir and {path.name for path in run_dir.iterdir()} <= OF_THE_START:
-        shutil.rmtree(run_dir)  # nothing has happened yet that would be worth a folder
+        shutil.rmtree(run_dir, ignore_errors=True)  # nothing has happened yet that would be worth a folder
     elif not expected:
         message += f"\n  raised in {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         text = "".join(traceback.format_exception(error))

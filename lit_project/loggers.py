@@ -120,7 +120,8 @@ class ResumableTensorBoardLogger(TensorBoardLogger):
     """Lightning's, which after a resume hides what the interrupted run logged beyond its checkpoint.
 
     Whenever a ``ModelCheckpoint`` has saved, the best score so far is logged as ``best/`` and what it monitors, and the
-    hyper-parameters go with it: the HPARAMS tab needs a metric to show them beside. A fit also logs the network's
+    hyper-parameters go with it: the HPARAMS tab needs a metric to show them beside. Where nothing was saved by a score,
+    these are at the end the last metrics of validation, else of training, as ``last/``. A fit also logs the network's
     graph, unless it is compiled, sharded, or so large that tracing it would take long.
 
     Args:
@@ -133,6 +134,7 @@ class ResumableTensorBoardLogger(TensorBoardLogger):
     def __init__(self, save_dir: str, log_graph: bool = True, default_hp_metric: bool = False, **kwargs: Any) -> None:
         super().__init__(save_dir, log_graph=log_graph, default_hp_metric=default_hp_metric, **kwargs)
         self._step = 0
+        self._last: dict[str, float] = {}
         self._resumed = False
         self._has_hparams = False
 
@@ -144,6 +146,7 @@ class ResumableTensorBoardLogger(TensorBoardLogger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self._step = self._step if step is None else step
+        self._last |= metrics
         super().log_metrics(metrics, step)
 
     @rank_zero_only
@@ -158,6 +161,16 @@ class ResumableTensorBoardLogger(TensorBoardLogger):
         else:
             self.log_hyperparams(dict(self.hparams), best, self._step)
             self._has_hparams = True
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Log the last metrics with the hyper-parameters, if no best score was."""
+        for stage in ("val/", "train/"):
+            last = {f"last/{name}": value for name, value in self._last.items() if name.startswith(stage)}
+            if last and not self._has_hparams and status == "success":  # what was interrupted may yet have a score
+                self.log_hyperparams(dict(self.hparams), last, self._step)
+                self._has_hparams = True
+        super().finalize(status)
 
     @rank_zero_only
     def log_graph(  # type: ignore[override]  # as Lightning's own does

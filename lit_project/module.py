@@ -328,6 +328,8 @@ class ImageClassifier(L.LightningModule):
             return
         own = self.state_dict()
         given = checkpoint["state_dict"] = match_keys(checkpoint["state_dict"], own)
+        if "current_model_state" in checkpoint:  # beside an average of the weights, which WeightAveraging loads
+            checkpoint["current_model_state"] = match_keys(checkpoint["current_model_state"], own)
         problems = [f"missing here: {key}" for key in own.keys() - given.keys()]
         problems += [f"not in this model: {key}" for key in given.keys() - own.keys()]
         problems += [

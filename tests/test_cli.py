@@ -44,7 +44,7 @@ def test_the_same_command_twice_gives_two_whole_runs(tmp_path: Path) -> None:
 
 def test_run_folder_is_complete_and_points_nowhere(tiny_run: Path) -> None:
     names = {path.name for path in tiny_run.iterdir()} - {"diff.patch"}  # there is one where the project was changed
-    assert names == {"config.yaml", "run.json", "checkpoints", "csv", "tensorboard"}
+    assert names == {"config.yaml", "run.json", ".lock", "checkpoints", "csv", "tensorboard"}
     text = (tiny_run / "config.yaml").read_text()
     assert "object at 0x" not in text
     assert str(tiny_run) not in text, "a run of this config would write into the old run's folder"
@@ -163,7 +163,9 @@ def test_extra_callbacks_are_added_and_default_ones_stay(run_cli: RunCLI, tmp_pa
 
 def test_a_default_callback_is_changed_or_removed_by_name(run_cli: RunCLI, tmp_path: Path) -> None:
     best = ["--callbacks.best.monitor=train/loss", "--callbacks.best.mode=min", "--callbacks.best.filename={epoch}"]
-    done = run_cli("fit", *TINY, *best, "--callbacks.early_stopping=null", "--callbacks.last=null")
+    half = ["--trainer.accelerator=cpu", "--trainer.precision=16-mixed"]
+    done = run_cli("fit", *TINY, *best, *half, "--callbacks.early_stopping=null", "--callbacks.last=null")
+    assert "not supported on CPU. Using `precision='bf16-mixed'` instead" in done.stderr
     (run,) = runs(tmp_path)
     (path,) = (run / "checkpoints").iterdir()
     assert path.name == "epoch=0.ckpt"
@@ -535,8 +537,9 @@ def test_a_second_run_without_logger_or_of_the_same_version_leaves_the_first_alo
 @pytest.mark.slow
 def test_two_processes_train_as_one_run(run_cli: RunCLI, tmp_path: Path) -> None:
     ddp = ["--config=configs/trainer/ddp.yaml", "--trainer.accelerator=cpu", "--trainer.devices=2"]
-    run_cli("fit", *TINY, *ddp)
+    run_cli("fit", *TINY, *ddp, "--config=configs/trainer/profile.yaml")
     (run,) = runs(tmp_path)
+    assert len(list(run.glob("*profile*"))) == 2, "of both ranks, in the folder of the first"
     checkpoint = read_checkpoint(run / "checkpoints" / "last.ckpt")
     assert checkpoint["global_step"] == 256 // 2 // 64
     run_cli("test", f"--ckpt_path={run}", *ddp)

@@ -122,7 +122,7 @@ def test_runs(run_cli: RunCLI, tmp_path: Path, name: str) -> None:
     # what a training of the whole data takes, so that the options above have not been for other data
     assert last(run)["global_step"] == STEPS.get(name, 256 // 64)
     names = {path.name for path in run.iterdir()} - {"diff.patch"}  # there is one where the project was changed
-    assert names == {"config.yaml", "run.json", "checkpoints"} | log_folders(name)
+    assert names == {"config.yaml", "run.json", ".lock", "checkpoints"} | log_folders(name)
 
 
 # ---- what they say

@@ -246,6 +246,22 @@ def test_a_test_folder_alone_and_classes_that_look_like_numbers(run_cli: RunCLI,
     assert rows == dict.fromkeys(names, 0) | {"1e3": 2, "yes": 3}
 
 
+@pytest.mark.slow
+def test_a_test_on_another_cut_than_in_training_is_told(run_cli: RunCLI, tmp_path: Path) -> None:
+    """A config file wins over the checkpoint, also with what it says only by the way."""
+    fill(tmp_path / "images", {"blue": 20, "red": 20})
+    fit = [*FIT, *ONE_BATCH, "--data.root=images"]
+    run_cli(*fit, "--data.val_fraction=0.3", "--data.resize=pad")
+    test = ["test", "--ckpt_path=best", "--data.root=images"]
+    assert "in training" not in run_cli(*test).stderr
+    told = run_cli(*test, "--config=configs/image_folder.yaml").stderr
+    assert "data.val_fraction is 0.1, in training 0.3" in told
+    assert "data.resize is crop, in training pad" in told
+    for number in range(5):
+        noisy(COLOURS["red"], 9000 + number).save(tmp_path / "images" / "red" / f"new{number}.png")
+    assert "cut from 45 images, in training 40 others" in run_cli(*test).stderr
+
+
 # ---- folders with something wrong
 
 

@@ -163,6 +163,34 @@ def test_the_hparams_tab_has_the_best_score_also_after_a_resume(tmp_path: Path) 
     assert [info.name.tag for info in experiment.experiment.metric_infos] == ["best/val/acc"]
 
 
+@pytest.mark.parametrize(
+    ("metrics", "status", "shown"),
+    [
+        ({"val/acc": 0.5, "train/acc": 0.6, "lr-SGD": 0.1}, "success", ["last/val/acc"]),
+        ({"train/acc": 0.6, "lr-SGD": 0.1}, "success", ["last/train/acc"]),
+        ({"train/acc": 0.6}, "failed", []),  # goes on, and then has a best score: only the first metrics are shown
+    ],
+)
+def test_the_hparams_tab_has_the_last_metrics_where_there_is_no_best(
+    tmp_path: Path, metrics: dict[str, float], status: str, shown: list[str]
+) -> None:
+    logger = ResumableTensorBoardLogger(str(tmp_path), name="tensorboard", version="")
+    logger.log_hyperparams({"lr": 0.5})
+    logger.log_metrics(dict.fromkeys(metrics, 0.0), 3)
+    logger.log_metrics(metrics, 7)
+    logger.after_save_checkpoint(ModelCheckpoint())  # which monitors nothing
+    logger.finalize(status)
+    reader = EventAccumulator(str(tmp_path / "tensorboard"))
+    reader.Reload()
+    for name in shown:
+        assert [(event.step, event.value) for event in reader.Scalars(name)] == [
+            (7, pytest.approx(metrics[name.removeprefix("last/")]))
+        ]
+    found = reader.summary_metadata.get("_hparams_/experiment")
+    infos = HParamsPluginData.FromString(found.plugin_data.content).experiment.metric_infos if found else []
+    assert [info.name.tag for info in infos] == shown
+
+
 class Untraceable(nn.Module):
     def __init__(self) -> None:
         super().__init__()

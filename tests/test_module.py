@@ -432,6 +432,12 @@ def test_a_compiled_run_has_the_weights_names_and_checkpoints_of_a_plain_one(
     torch.testing.assert_close(run("3.ckpt", False, tmp_path / "compiled.ckpt", 2), plain_twice)
     torch.testing.assert_close(run("4.ckpt", "reduce-overhead", tmp_path / "plain.ckpt", 2), plain_twice)
     assert compiled[1:] == [{"mode": "reduce-overhead"}]
+    # as code that wraps the network writes it: both the average and the weights of the training
+    wrapped = torch.load(tmp_path / "plain.ckpt", weights_only=True)
+    for part in ("state_dict", "current_model_state"):
+        wrapped[part] = {key.replace("network.", "network._orig_mod."): value for key, value in wrapped[part].items()}
+    torch.save(wrapped, tmp_path / "wrapped.ckpt")
+    torch.testing.assert_close(run("5.ckpt", False, tmp_path / "wrapped.ckpt", 2), plain_twice)
 
 
 @pytest.mark.slow

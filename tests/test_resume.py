@@ -282,7 +282,13 @@ def test_an_earlier_checkpoint_starts_a_run_of_its_own_that_knows_the_best(tmp_p
     before = {path.name: path.read_bytes() for path in (run / "checkpoints").iterdir()}
     cli(tmp_path, "fit", f"--ckpt_path={best}", "--trainer.max_epochs=4")
     assert {path.name: path.read_bytes() for path in (run / "checkpoints").iterdir()} == before
-    assert len(runs(tmp_path)) == 2
+    (new,) = set(runs(tmp_path)) - {run}
+    recorded = json.loads((new / "run.json").read_text())["best"]
+    (state,) = (s for key, s in early["callbacks"].items() if key.startswith("ModelCheckpoint"))
+    scores = [float(row["val/loss"]) for row in table(new) if row["val/loss"]]
+    assert recorded["path"] == "checkpoints/best.ckpt"
+    assert recorded["score"] == pytest.approx(min([float(state["best_model_score"]), *scores]))
+    assert (new / recorded["path"]).is_file()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import platform
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,15 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lit_project.callbacks.last_checkpoint import Stopped
-from lit_project.files import write_atomically
+from lit_project.errors import InputError
+from lit_project.files import short_path, write_atomically
 from lit_project.provenance import MAIN_PACKAGES, git_state, machine, versions
 from lit_project.run_folders import now
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 RUNNING = "running"
 
@@ -26,7 +33,8 @@ class RunRecord(Callback):
     ``run.json`` is written when the run begins and again, atomically, when the data is ready and when the run ends.
     Its ``exit_reason`` is ``finished``, ``failed: …``, or such as ``interrupted by SIGTERM``; it stays ``running``
     while the run does, and for ever when the process was killed. What ``git diff`` says goes to ``diff.patch``. A run
-    that goes on in its folder keeps the records of its earlier starts under ``earlier``.
+    that goes on in its folder keeps the records of its earlier starts under ``earlier``. One process at a time may run
+    in a folder, see :func:`hold`.
 
     Every checkpoint has the resolved config and the data's preprocessing as plain values: with them
     ``test --ckpt_path X`` and ``predict --ckpt_path X`` need nothing else.
@@ -47,10 +55,16 @@ class RunRecord(Callback):
     # ---- run.json
 
     def begin(self, trainer: L.Trainer) -> None:
-        """Write what is known at the start. Called before the data is prepared, which may take long or fail."""
+        """Write what is known at the start. Called before the data is prepared, which may take long or fail.
+
+        Raises:
+            InputError: another process runs in the folder.
+        """
         if not trainer.is_global_zero or self._path:
             return
-        self._path = Path(trainer.default_root_dir) / "run.json"
+        folder = Path(trainer.default_root_dir)
+        hold(folder)
+        self._path = folder / "run.json"
         git = git_state()
         self._record = {
             **self.started,
@@ -78,10 +92,19 @@ class RunRecord(Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.begin(trainer)
+        profiler: Any = trainer.profiler  # type: ignore[attr-defined]
+        if getattr(profiler, "dirpath", None):  # each rank has named a run folder, but the first rank's is the one
+            profiler.dirpath = trainer.strategy.broadcast(profiler.dirpath)
         datamodule = trainer.datamodule  # type: ignore[attr-defined]
         if self._path and hasattr(datamodule, "fingerprint"):
-            self._record["data"] = datamodule.fingerprint()
+            now = self._record["data"] = datamodule.fingerprint()
             self._write_record()
+            before = next((start["data"] for start in reversed(self._record["earlier"]) if start.get("data")), now)
+            if differing := sorted(split for split in before.keys() & now.keys() if before[split] != now[split]):
+                rank_zero_warn(
+                    f"The {' and '.join(differing)} images are not those that this run was started with: its scores "
+                    "before and after do not compare, and it may be validated on images that it was trained on."
+                )
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.end(trainer, self.exit_reason)
@@ -108,7 +131,7 @@ class RunRecord(Callback):
             before = json.loads(self._path.read_text())
         except (OSError, ValueError):
             return []
-        if before["exit_reason"] == RUNNING:  # two cannot run in one folder
+        if before["exit_reason"] == RUNNING:  # and yet its folder was free
             before["exit_reason"] = "killed"
         return [*before.pop("earlier"), before]
 
@@ -134,6 +157,39 @@ class RunRecord(Callback):
         datamodule = getattr(trainer, "datamodule", None)
         if datamodule is not None and hasattr(datamodule, "preprocessing"):
             checkpoint["preprocessing"] = datamodule.preprocessing()
+
+
+def hold(folder: Path) -> None:
+    """Let no other process run in ``folder`` as long as this one lives; its number is in the hidden file ``.lock``.
+
+    The operating system frees the folder when the process ends, be it by SIGKILL. Where the file system has no locks,
+    or there is no such call (Windows), any number can run.
+
+    Raises:
+        InputError: another process runs there.
+    """
+    if fcntl is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)  # open from now on: closing it frees the folder
+    except OSError:
+        return  # that nothing can be written there is said of run.json
+    try:
+        # a lock of the process: workers that were forked and outlive it for seconds do not hold it, as with flock
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(lock, 0)
+        os.write(lock, f"process {os.getpid()} on {platform.node()}".encode())
+    except (BlockingIOError, PermissionError) as error:
+        holder = os.read(lock, 1000).decode(errors="replace") or "another process"
+        os.close(lock)
+        raise InputError(
+            f"{short_path(folder)} is in use by {holder}: two would write over each other's checkpoints. Wait until "
+            "it has ended, or stop it. Without --ckpt_path, a new run starts in a folder of its own. Should that "
+            f"process have gone down with its machine, delete {short_path(folder / '.lock')}."
+        ) from error
+    except OSError:
+        return
 
 
 def best_checkpoint(trainer: L.Trainer) -> ModelCheckpoint | None:

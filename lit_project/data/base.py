@@ -168,6 +168,9 @@ class ImageDataModule(L.LightningDataModule):
         #: Positions, int64 [B], of the images of the present batch in their split.
         self.batch_indices: Tensor | None = None
         self._mean_std: tuple[list[float], list[float]] | None = None
+        # how splits were cut from the training images, here and for a trained model; None where none was
+        self._split: dict[str, Any] | None = None
+        self._trained: dict[str, Any] = {}
         # the same on the device: copying them anew each step would have the device wait
         self._mean_std_tensors: tuple[Tensor, Tensor] | None = None
 
@@ -206,7 +209,11 @@ class ImageDataModule(L.LightningDataModule):
         return self._normalise(sample.images.permute(0, 3, 1, 2))
 
     def preprocessing(self) -> dict[str, Any]:
-        """What is needed to feed another image to the trained model, as plain values for the checkpoint."""
+        """What is needed to feed another image to the trained model, as plain values for the checkpoint.
+
+        Also ``split``: how splits were cut from the training images, by which later data can tell whether its own test
+        images may have been trained on; None if none was cut.
+        """
         mean, std = self._statistics()
         return {
             "image_size": list(self.image_size),
@@ -214,11 +221,17 @@ class ImageDataModule(L.LightningDataModule):
             "mean": mean,
             "std": std,
             "class_names": list(self.class_names),
+            "split": self._split,
         }
 
     def use_preprocessing(self, preprocessing: dict[str, Any]) -> None:
-        """Normalise as a trained model's ``preprocessing`` says, whatever the statistics of this data."""
+        """Normalise as a trained model's ``preprocessing`` says, whatever the statistics of this data.
+
+        Validation and test then warn of what else differs from it: of images that are prepared in another way, and of
+        splits that are cut in another way from the training images.
+        """
         self._mean_std = (preprocessing["mean"], preprocessing["std"])
+        self._trained = preprocessing
 
     def fingerprint(self) -> dict[str, Any]:
         """Number of images and SHA-256 of each loaded split: another data set, decoding, split or order is told by it.
@@ -257,6 +270,8 @@ class ImageDataModule(L.LightningDataModule):
             self._placements[split] = placement
             if split in wanted:
                 self._report(split, f"{placement} ({reason})")
+        if stage in ("validate", "test"):
+            self._compare_with_training("val" if stage == "validate" else "test")
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Shuffled, sharded, without the last short batch."""
@@ -351,6 +366,13 @@ class ImageDataModule(L.LightningDataModule):
         """Load what is wanted; cut every split that the data set does not bring from the training data."""
         if "train" not in self.splits:
             train = self.load("train")
+            self._split = {
+                "cut": [name for name in SPLIT_NAMES if name not in self.provided_splits],
+                "val_fraction": self.val_fraction,
+                "split_seed": self.split_seed,
+                "images": len(train.targets),
+                "sha256": hashlib.sha256(self._identity(train.targets)).hexdigest(),
+            }
             self.splits.update({name: train.narrow(indices) for name, indices in self._cut(train.targets).items()})
         for name in wanted:
             if name not in self.splits:
@@ -368,6 +390,39 @@ class ImageDataModule(L.LightningDataModule):
             targets = torch.unique(targets, dim=0, return_inverse=True)[1]
         parts = stratified_split(targets, [self.val_fraction] * len(missing), self.split_seed)
         return dict(zip(["train", *missing], parts, strict=True))
+
+    def _identity(self, targets: Tensor) -> bytes:
+        """What tells the images that splits are cut from, with these ``targets``, from others: decides on the cut."""
+        return targets.cpu().numpy().tobytes()
+
+    def _compare_with_training(self, split: SplitName) -> None:
+        """Warn of what makes the score of a trained model another one than is meant: see ``use_preprocessing``."""
+        if not (trained := self._trained):
+            return
+        own = self.preprocessing()
+        prepared = sorted((own.keys() & trained.keys()) - {"mean", "std", "class_names", "split"})
+        if differing := [_difference(name, own, trained) for name in prepared if own[name] != trained[name]]:
+            rank_zero_warn(
+                f"The {split} images are prepared otherwise than the training images were: {'; '.join(differing)}. "
+                "Leave that option or config out, and the checkpoint brings its own."
+            )
+        now = self._split
+        if now is None or split in self.provided_splits or now == trained.get("split", now):
+            return
+        before: dict[str, Any] = {"cut": []} | (trained["split"] or {})
+        settings = [name for name in ("val_fraction", "split_seed") if now[name] != before.get(name, now[name])]
+        differing = [_difference(name, now, before) for name in settings]
+        if now["cut"] != before["cut"]:
+            cut, was_cut = (" and ".join(part["cut"]) or "nothing" for part in (now, before))
+            differing.append(f"cut off is {cut}, in training {was_cut}")
+        elif now["sha256"] != before["sha256"]:
+            differing.append(f"they are cut from {now['images']:,} images, in training {before['images']:,} others")
+        rank_zero_warn(
+            f"The {split} images are cut from the training images, and not as in training, so the model may have been "
+            f"trained on some of them and score too well: {'; '.join(differing)}. Leave such options and configs out "
+            "(the checkpoint brings its own) and the images as they were, or give the "
+            f"{split} images a place of their own, with none that was trained on."
+        )
 
     def _counts(self, split: SplitName) -> Tensor:
         targets = self.splits[split].targets
@@ -428,3 +483,7 @@ class ImageDataModule(L.LightningDataModule):
         if train and trainer is not None:
             return TrainLoader(lambda: trainer.fit_loop.epoch_loop.batch_progress.current.ready, **options)
         return DataLoader(**options)
+
+
+def _difference(name: str, now: dict[str, Any], before: dict[str, Any]) -> str:
+    return f"data.{name} is {now[name]}, in training {before[name]}"

@@ -44,7 +44,7 @@ from lit_project.files import locked
 Decoded = tuple[Tensor, dict[int, BadImageError]]
 
 # to be raised whenever decode.py makes other pixels of the same file
-_VERSION = 1
+_VERSION = 2
 _UNUSED_SECONDS = 30 * 24 * 3600
 # where there is no terminal for a progress bar
 _SECONDS_BETWEEN_LINES = 10

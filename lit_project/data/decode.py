@@ -6,8 +6,13 @@ Training, prediction and serving all read through :func:`read_image`, so a file 
 * transparent pixels show white;
 * 16-bit and floating-point greyscale are scaled to 8 bits, not cut off at 255;
 * of an animation, the first frame counts.
+
+A file that ends too early is never half an image, also where it was closed again as a whole JPEG. What cannot be told
+from an image is a JPEG with other bytes in its middle, such as a block of zeros that a disk put there: some of those
+decode without an error, to wrong pixels from there on.
 """
 
+import io
 import os
 import re
 from collections import Counter, deque
@@ -37,7 +42,11 @@ IMAGE_EXTENSIONS = frozenset(_FORMATS)
 # the only formats tried, whatever a file is called: in turn, so the frequent ones first
 _TRIED = sorted({*_FORMATS.values()}, key=lambda name: (name not in ("JPEG", "PNG"), name))
 
-_JUNK = frozenset({"__macosx", "thumbs.db", "desktop.ini"})
+# left behind by macOS, Windows, Linux, and network drives of Synology and QNAP; in lower case
+_JUNK = frozenset({"__macosx", "thumbs.db", "desktop.ini", "$recycle.bin", "system volume information", "lost+found"})
+_JUNK |= {"@eadir", "#recycle", "#snapshot", "@recycle", "@__thumb"}
+# goes on after the data of a JPEG as if there were more of its blocks; without the byte that begins a marker
+_MORE_BLOCKS = bytes(range(1, 255))
 # how many files one message names
 _MAX_LISTED = 20
 # files a thread decodes before it hands them over
@@ -53,7 +62,7 @@ class BadImageError(InputError):
 
 
 def is_ignored(path: str | os.PathLike[str]) -> bool:
-    """Whether a file or folder is by its own name none of the user's: hidden, or left behind by an operating system."""
+    """Whether a file or folder is by its own name none of the user's: hidden, or made by an operating system."""
     name = os.path.basename(path)  # noqa: PTH119 - called for every file there is, and several times faster
     return name.startswith(".") or name.lower() in _JUNK
 
@@ -151,9 +160,12 @@ def read_image(
     """
     try:
         with Image.open(path, formats=_TRIED) as image:
-            if size is not None and image.format == "JPEG":
+            if image.format == "JPEG":
                 # a photo many times too large is decoded at a fraction of its size, still twice what is needed
-                image.draft(None, (2 * max(size), 2 * max(size)))
+                enough = (2 * max(size), 2 * max(size)) if size is not None else image.size
+                image.draft(None, enough)
+                if _ends_early(path, image, enough):
+                    raise OSError("truncated before its last pixels")
             ImageOps.exif_transpose(image, in_place=True)
             picture = _to_mode(image, "RGB" if channels == 3 else "L")
             if size is not None and picture.size != (size[1], size[0]):
@@ -204,6 +216,24 @@ def describe_bad_images(bad: dict[int, BadImageError], total: int) -> str:
     listed = "\n  ".join(str(bad[position]) for position in sorted(bad)[:_MAX_LISTED])
     more = f"\n  and {len(bad) - _MAX_LISTED:,} more" if len(bad) > _MAX_LISTED else ""
     return f"{len(bad):,} of {total:,} images cannot be read:\n  {listed}{more}\n"
+
+
+def _ends_early(path: str | os.PathLike[str], image: Image.Image, enough: tuple[int, int]) -> bool:
+    """Whether the data of a JPEG end before its last pixels, which decoding then fills with one colour, without error.
+
+    More data change such an image, while a complete one has no use for them.
+    """
+    corner = np.asarray(image.crop((max(image.width - 8, 0), image.height - 1, image.width, image.height)))
+    if (corner != corner[:, :1]).any():
+        return False
+    data = Path(path).read_bytes()
+    end = data.rfind(b"\xff\xd9")  # the marker after the last block
+    try:
+        with Image.open(io.BytesIO(data[:end] + _MORE_BLOCKS + data[end:]), formats=["JPEG"]) as longer:
+            longer.draft(None, enough)
+            return longer.tobytes() != image.tobytes()
+    except OSError:
+        return True
 
 
 def _to_mode(image: Image.Image, mode: Literal["RGB", "L"]) -> Image.Image:

@@ -4,6 +4,7 @@ import math
 import random
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -169,6 +170,63 @@ def test_the_split_does_not_follow_the_global_seed(monkeypatch: pytest.MonkeyPat
     third.setup("fit")
     assert numbers(first.splits["val"].images) == numbers(second.splits["val"].images)
     assert numbers(first.splits["val"].images) != numbers(third.splits["val"].images)
+
+
+def warned(data: ImageDataModule, stage: str) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        data.setup(stage)
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize(
+    ("before", "stage", "sizes", "options", "told"),
+    [
+        ({"train": 100}, "test", {"train": 100}, {}, ""),
+        ({"train": 100}, "validate", {"train": 100}, {}, ""),
+        ({"train": 100}, "test", {"train": 100}, {"val_fraction": 0.3}, "data.val_fraction is 0.3, in training 0.2"),
+        ({"train": 100}, "validate", {"train": 100}, {"split_seed": 1}, "data.split_seed is 1, in training 0"),
+        ({"train": 100}, "test", {"train": 110}, {}, "cut from 110 images, in training 100 others"),
+        ({"train": 100}, "test", {"train": 100, "val": 20}, {}, "cut off is test, in training val and test"),
+        (
+            {"train": 100, "val": 9, "test": 9},
+            "test",
+            {"train": 100},
+            {},
+            "cut off is val and test, in training nothing",
+        ),
+        # a split that the data brings is the same however the other is cut, as with CIFAR-10
+        ({"train": 100, "test": 20}, "test", {"train": 100, "test": 20}, {"val_fraction": 0.3}, ""),
+        ({"train": 100, "test": 20}, "validate", {"train": 100, "test": 20}, {"val_fraction": 0.3}, "val_fraction"),
+    ],
+)
+def test_a_score_on_images_that_were_trained_on_is_told(
+    before: dict[SplitName, int], stage: str, sizes: dict[SplitName, int], options: dict[str, Any], told: str
+):
+    """In a fit, other settings are refused or meant; and a checkpoint of older code does not say how it was split."""
+    options = {"val_fraction": 0.2} | options
+    first = Numbered(before, val_fraction=0.2)
+    first.setup("fit")
+    trained = first.preprocessing()
+    older = {key: value for key, value in trained.items() if key != "split"}
+    for known, stages, count in ((trained, stage, bool(told)), (trained, "fit", 0), (older, stage, 0)):
+        data = Numbered(sizes, **options)
+        data.use_preprocessing(known)
+        messages = warned(data, stages)
+        assert len(messages) == count
+        assert all(told in message for message in messages)
+    split: SplitName = "test" if stage == "test" else "val"
+    overlap = set(numbers(data.splits[split].images)) & set(numbers(first.splits["train"].images))
+    assert told or not overlap
+
+
+def test_images_that_are_prepared_otherwise_than_in_training_are_told_with_both_values():
+    data = Numbered({"train": 100, "test": 20})
+    data.use_preprocessing({"mean": [0.5] * 3, "std": [1.0] * 3, "image_size": [8, 8], "in_channels": 3})
+    (message,) = warned(data, "test")
+    assert "data.image_size is [4, 4], in training [8, 8]." in message
+    assert data.preprocessing()["mean"] == [0.5] * 3
+    assert data.loads == ["test"]
 
 
 class TwoLabels(Numbered):
@@ -356,6 +414,7 @@ def test_batches_are_the_same_for_any_number_of_workers(workers: int):
         data = Numbered({"train": 60, "val": 10, "test": 10}, batch_size=8, num_workers=count)
         data.setup("fit")
         loader = data.train_dataloader()
+        assert loader.persistent_workers == (count > 0), "starting them anew each epoch takes seconds"
         orders = []
         for epoch in range(2):
             loader.sampler.set_epoch(epoch)
@@ -444,6 +503,7 @@ def test_statistics_are_of_the_training_split_alone_and_come_back_from_a_checkpo
         "mean": channel_statistics(data.splits["train"].images)[0],
         "std": channel_statistics(data.splits["train"].images)[1],
         "class_names": ["a", "b", "c"],
+        "split": None,
     }
     restored = Numbered({"train": 100, "val": 50, "test": 50})
     restored.use_preprocessing({**state, "mean": [0.1, 0.2, 0.3], "std": [1.0, 2.0, 3.0]})

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -290,6 +291,28 @@ def test_half_an_image_is_never_accepted(tmp_path: Path):
             read_image(path, (64, 64))
 
 
+@pytest.mark.parametrize("size", [(64, 64), (16, 24), None])
+@pytest.mark.parametrize(
+    "options", [{}, {"subsampling": 0}, {"optimize": True}, {"restart_marker_rows": 1}], ids=lambda o: "".join(o)
+)
+def test_a_jpeg_that_was_closed_too_early_is_not_half_grey(
+    tmp_path: Path, size: tuple[int, int] | None, options: dict[str, Any]
+):
+    """libjpeg fills up what is missing, and Pillow does not pass its warning on. A blank end alone is no damage."""
+    blank = noise(480, 320)
+    blank.paste("white", (0, 200, 320, 480))
+    for image in (noise(480, 320), blank, blank.convert("L"), Image.new("RGB", (64, 64), "white")):
+        data = jpeg_bytes(image, **options)
+        path = tmp_path / "a.jpg"
+        path.write_bytes(data + b"what some cameras add \xff\xd9")
+        assert read_image(path, size).any()
+        start = data.find(b"\xff\xda") + 20
+        for share in (0.0, 0.25, 0.5):
+            path.write_bytes(data[: start + int((len(data) - start) * share)].rstrip(b"\xff") + b"\xff\xd9")
+            with pytest.raises(BadImageError, match=r"a\.jpg: the file is cut short"):
+                read_image(path, size)
+
+
 def test_a_page_of_postscript_is_not_opened_let_alone_run_through_ghostscript(tmp_path: Path):
     path = tmp_path / "a.jpg"
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n")
@@ -361,7 +384,11 @@ def test_dimensions_come_from_the_header(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "name", [".DS_Store", "._a.jpg", ".ipynb_checkpoints", "__MACOSX", "Thumbs.db", "thumbs.db", "desktop.ini"]
+    "name",
+    [
+        *(".DS_Store", "._a.jpg", ".ipynb_checkpoints", "__MACOSX", "Thumbs.db", "thumbs.db", "desktop.ini"),
+        *("@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found"),
+    ],
 )
 def test_junk_is_ignored(name: str):
     assert is_ignored(Path("/data/train") / name)

@@ -5,6 +5,7 @@ import logging
 import pickle
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_hidden_and_system_files_change_nothing(tmp_path: Path):
     make(tmp_path, "train", {"a": 2, "b": 2})
     make(tmp_path, "val", {"a": 1, "b": 1}, first=50)
     make(tmp_path, "test", {"a": 1, "b": 1}, first=60)
-    for name in (".ipynb_checkpoints/x.png", "__MACOSX/a/x.png", "a/.cache/x.png", "a/__MACOSX/x.png"):
+    for name in (".ipynb_checkpoints/x.png", "__MACOSX/a/x.png", "a/.cache/x.png", "a/__MACOSX/x.png", "@eaDir/x.png"):
         draw(tmp_path / "train" / name)
     draw(tmp_path / ".hidden" / "x.png")
     for name in (".DS_Store", "Thumbs.db", "a/.DS_Store", "a/._0.png", "b/desktop.ini"):
@@ -150,6 +151,27 @@ def test_other_names_of_the_validation_folder(tmp_path: Path, name: str):
     data = ready(tmp_path)
     assert data.class_names == ["a", "b"], "a split's folder is not a class"
     assert [greys(data, split) for split in ("train", "val", "test")] == [[0, 1, 2, 3], [50, 51], [60, 61]]
+
+
+def test_another_set_of_images_or_another_resize_than_in_training_is_told(tmp_path: Path):
+    make(tmp_path / "old", "", {"a": 20, "b": 20})
+    trained = ready(tmp_path / "old", "fit").preprocessing()
+    (tmp_path / "old").rename(tmp_path / "moved")
+
+    def told(**options: Any) -> list[str]:
+        data = ImageFolder(str(tmp_path / "moved"), **options)
+        data.use_preprocessing(trained)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            data.setup("test")
+        return [str(warning.message) for warning in caught]
+
+    assert told() == [], "wherever they lie"
+    (message,) = told(resize="pad")
+    assert "data.resize is pad, in training crop." in message
+    (tmp_path / "moved" / "a" / "0.png").rename(tmp_path / "moved" / "a" / "renamed.png")
+    (message,) = told()
+    assert "cut from 40 images, in training 40 others" in message, "of as many, the same seed takes others"
 
 
 def test_paths_follow_the_images_through_cutting_and_skipping(tmp_path: Path):
