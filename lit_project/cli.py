@@ -46,6 +46,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import CheckpointIO
+from lightning.pytorch.trainer.connectors.signal_connector import _get_sigkill_signal
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
 from lit_project.callbacks import KeyedRandomness, LastCheckpoint, PredictionWriter, RunRecord
@@ -158,6 +159,9 @@ class CLI(LightningCLI):
         except (Exception, Stopped) as error:
             if hasattr(self, "trainer"):
                 self.record.end(self.trainer, describe(error))
+                launcher = self.trainer.strategy.launcher
+                if launcher and not (isinstance(error, Stopped) and error.together):
+                    launcher.kill(_get_sigkill_signal())  # ranks that would wait for this one
             if isinstance(error, Stopped):
                 raise
             if hasattr(self, "trainer"):
@@ -348,8 +352,9 @@ class CLI(LightningCLI):
                 config.data.init_args[name] = fact
         # and where it was found, so that a later command may start in another folder
         for name, given in list(vars(config.data.get("init_args", Namespace())).items()):
-            if isinstance(given, str | Path) and isinstance(path := getattr(data, name, None), Path):
-                config.data.init_args[name] = given if str(given).startswith("~") else type(given)(path.absolute())
+            held = getattr(data, name, None)
+            if isinstance(given, str | Path) and isinstance(held, Path) and held.absolute() == Path(given).absolute():
+                config.data.init_args[name] = type(given)(held.absolute())
 
     def _open_run_folder(self) -> None:
         """Make a new folder for this run and keep its resolved config there, as plain values."""

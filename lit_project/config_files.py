@@ -102,7 +102,7 @@ def _parameters(class_path: str) -> dict[str, inspect.Parameter] | None:
             continue
         try:
             parameters = inspect.signature(owner, eval_str=True).parameters
-        except NameError:  # a type that is imported for type checkers alone
+        except Exception:  # such as of a type that is imported for type checkers alone
             parameters = inspect.signature(owner).parameters
         found = {**parameters, **found}
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):

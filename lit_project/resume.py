@@ -45,11 +45,8 @@ def newest_run_of(configs: list[dict[str, Any]], runs: Path, options: Collection
     """
     found = checkpoints_of_runs("last", runs)
     wanted = {key: value for config in configs for key, value in flat(optimisation(config))}
-    # what a file leaves open (null) is found in the data, such as image_size; root tells one data set from another
-    counts = {
-        key for key, value in wanted.items() if value is not None and (key == "data.root" or not is_harmless(key))
-    }
-    counts -= {*options}
+    options = {option.replace(".init_args", "").removesuffix("+") for option in options}
+    counts = {key for key, value in wanted.items() if _settles(key, value, options)}
     for path in reversed(found):
         saved = path.parent.parent / "config.yaml"
         had = dict(flat(yaml.safe_load(saved.read_text()))) if saved.is_file() else {}
@@ -62,6 +59,17 @@ def newest_run_of(configs: list[dict[str, Any]], runs: Path, options: Collection
         f"--ckpt_path last: there is nothing to go on from in {runs.resolve()}: {have}. Train first, that is without "
         "--ckpt_path, or give the path of a checkpoint file or of a run folder."
     )
+
+
+def _settles(key: str, value: Any, options: Collection[str]) -> bool:
+    """Whether a run must have this value of a config file to be one of that file.
+
+    What a file leaves open is found in the data, such as image_size; in a list of classes the run has their defaults
+    too; what options replace may be anything. Where the images are does matter: it tells one data set from another.
+    """
+    classes = isinstance(value, list) and any(isinstance(part, dict) for part in value)
+    replaced = any(key == option or key.startswith(f"{option}.") for option in options)
+    return value is not None and not classes and not replaced and (key == "data.root" or not is_harmless(key))
 
 
 def run_of_job(job: str, command: list[str], runs: Path) -> Path | None:

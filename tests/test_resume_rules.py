@@ -148,6 +148,16 @@ def test_a_run_is_found_by_what_its_config_settles(tmp_path: Path) -> None:
         newest_run_of([config], tmp_path, {"trainer.max_epochs"})
 
 
+@pytest.mark.parametrize("option", ["model.optimizer", "model.init_args.optimizer", "data.augment+"])
+def test_what_an_option_replaces_or_adds_to_is_not_looked_for(tmp_path: Path, option: str) -> None:
+    run = make_run(tmp_path, "a", changed(data__augment=[{"class_path": "a.Crop", "init_args": {"padding": 4}}]), age=0)
+    settled = {"data": {"batch_size": 64, "augment": [{"class_path": "Crop"}]}}
+    replaced = {"model": {"optimizer": {"class_path": "Muon", "init_args": {"sgd_lr": 25.0}}}}
+    if option == "data.augment+":
+        replaced = {}
+    assert newest_run_of([settled, replaced], tmp_path, {option}) == run
+
+
 def test_a_relative_path_in_a_config_is_the_absolute_one_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

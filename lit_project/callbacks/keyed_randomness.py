@@ -7,12 +7,13 @@ import lightning as L
 from lightning.fabric.utilities.data import _set_sampler_epoch
 from lightning.fabric.utilities.types import _Stateful
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_info
 
 from lit_project.seeding import derive_seed, global_seed, seed_everywhere
 
 
 class KeyedRandomness(Callback):
-    """Seeds torch, NumPy and Python before each epoch and each training step, keyed by (seed, epoch, step, rank).
+    """Seeds torch, NumPy and Python before each epoch, and before each step by (seed, epoch, step, rank).
 
     Dropout and the like are then the same whether a run was resumed or not, however often it validates, and with any
     number of workers; and no generator's state has to be kept in checkpoints.
@@ -24,13 +25,15 @@ class KeyedRandomness(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         loop = trainer.fit_loop
-        done = loop.epoch_loop.batch_progress.current.ready
-        if not loop.restarted_mid_epoch or done >= loop.max_batches or _resumable(trainer):
+        if not loop.restarted_mid_epoch or _resumable(trainer):
             return  # if it begins with a new epoch, the hook below follows
+        done = int(loop.epoch_loop.batch_progress.current.ready % loop.max_batches)
         for loader in _loaders(trainer):
             _set_sampler_epoch(loader, trainer.current_epoch)
         _seed_epoch(trainer)
         fetcher = iter(loop._data_fetcher)  # type: ignore[arg-type]
+        if done:
+            rank_zero_info(f"Loading the {done} batches of this epoch that were trained on, to pass over them.")
         for _ in range(done):
             next(fetcher)
         fetcher.fetched -= done  # Lightning adds them, for loaders that go on by themselves
@@ -56,8 +59,8 @@ def seed_step(trainer: L.Trainer, batch_idx: int) -> None:
 
 
 def _seed_epoch(trainer: L.Trainer) -> None:
-    """Seed the global generators for what is drawn when an epoch's iterator is made."""
-    seed_everywhere(derive_seed(global_seed(), trainer.current_epoch, 0, trainer.global_rank, 3))
+    """Seed the global generators for what is drawn when an epoch's iterator is made: the same on all ranks."""
+    seed_everywhere(derive_seed(global_seed(), trainer.current_epoch, 0, 0, 3))
 
 
 def _loaders(trainer: L.Trainer) -> list[Any]:

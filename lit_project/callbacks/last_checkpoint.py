@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.utilities import rank_zero_info
+from torch.utils.data import get_worker_info
 
 from lit_project.callbacks.full_disk import last_good, refuse_lost_end, save_or_warn
 from lit_project.errors import InputError
@@ -29,15 +30,25 @@ class Stopped(SystemExit):
     Args:
         code: the exit status: 143 for SIGTERM, 130 for SIGINT, 0 when the time was up.
         reason: the same in words.
+        together: whether all ranks stop at this step.
     """
 
-    def __init__(self, code: int, reason: str) -> None:
+    def __init__(self, code: int, reason: str, together: bool = False) -> None:
         super().__init__(code)
         self.reason = reason
+        self.together = together
 
 
-def stop_at_once(number: int, frame: FrameType | None) -> NoReturn:
-    """Handle a signal while there is nothing to save: before training, in a test, or in a run without ``last.ckpt``."""
+def stop_at_once(number: int, frame: FrameType | None) -> None:
+    """Handle a signal while there is nothing to save: before training, in a test, or in a run without ``last.ckpt``.
+
+    Raises:
+        Stopped: in the process itself; its workers, which have inherited this, leave the signal to it.
+    """
+    if get_worker_info():
+        return
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)  # a second one is not to cut off the ending of the first
     name = signal.Signals(number).name
     rank_zero_info(f"Stopped by {name}.")
     raise Stopped(128 + number, f"by {name}")
@@ -185,7 +196,7 @@ class LastCheckpoint(Callback):
         rank_zero_info(f"Stopped {reason}, after {trainer.global_step} steps. To go on: fit --ckpt_path {self.path}")
         if self.failure:
             raise InputError(f"Stopped {reason}, but {self.failure}. {last_good(self._earlier())}")
-        raise Stopped(status, reason)
+        raise Stopped(status, reason, together=True)
 
     def _status(self, trainer: L.Trainer) -> int | None:
         """The status to exit with, the same on all ranks; None to go on."""
@@ -202,6 +213,8 @@ class LastCheckpoint(Callback):
         return None if status < 0 else status
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        if get_worker_info():  # a worker that has inherited this
+            return
         if self._signal is not None:
             os._exit(128 + number)
         self._signal = number

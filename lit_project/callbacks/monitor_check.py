@@ -25,6 +25,13 @@ class MonitorCheck(Callback):
     notice, and ``last.ckpt`` is the checkpoint to use.
     """
 
+    def __init__(self) -> None:
+        #: The keys of the callbacks' states in a checkpoint, which name what they monitor.
+        self._before = ""
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._before = " ".join(checkpoint.get("callbacks", {}))
+
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         for callback in _monitoring(trainer):
             wrong = {"loss": "max", "acc": "min", "f1": "min", "auroc": "min"}.get(
@@ -35,7 +42,8 @@ class MonitorCheck(Callback):
         names = _metric_names(pl_module)
         checked = trainer.num_sanity_val_steps and trainer.ckpt_path is None
         for user, monitor in _monitors(trainer):
-            if names and monitor not in names | _PROGRESS and (not checked or monitor.startswith("train/")):
+            known = not names or monitor in names | _PROGRESS or f"'{monitor}'" in self._before
+            if not known and (not checked or monitor.startswith("train/")):
                 rank_zero_warn(
                     f"{user} monitors {monitor!r}, which is none of the model's metrics ({', '.join(sorted(names))}). "
                     "If nothing else logs it, the run fails at the end of its first epoch."

@@ -97,10 +97,10 @@ class RunRecord(Callback):
             profiler.dirpath = trainer.strategy.broadcast(profiler.dirpath)
         datamodule = trainer.datamodule  # type: ignore[attr-defined]
         if self._path and hasattr(datamodule, "fingerprint"):
-            now = self._record["data"] = datamodule.fingerprint()
+            data = self._record["data"] = datamodule.fingerprint()
             self._write_record()
-            before = next((start["data"] for start in reversed(self._record["earlier"]) if start.get("data")), now)
-            if differing := sorted(split for split in before.keys() & now.keys() if before[split] != now[split]):
+            before = next((start["data"] for start in self._record["earlier"] if start.get("data")), data)
+            if differing := sorted(split for split in before.keys() & data.keys() if before[split] != data[split]):
                 rank_zero_warn(
                     f"The {' and '.join(differing)} images are not those that this run was started with: its scores "
                     "before and after do not compare, and it may be validated on images that it was trained on."
@@ -181,6 +181,9 @@ def hold(folder: Path) -> None:
         os.ftruncate(lock, 0)
         os.write(lock, f"process {os.getpid()} on {platform.node()}".encode())
     except (BlockingIOError, PermissionError) as error:
+        job, requeued = os.environ.get("SLURM_JOB_ID"), int(os.environ.get("SLURM_RESTART_COUNT", 0))
+        if requeued and folder.name.endswith(f"-job{job}"):
+            return  # the lock is that of its earlier start, whose machine has gone down: no job runs twice at a time
         holder = os.read(lock, 1000).decode(errors="replace") or "another process"
         os.close(lock)
         raise InputError(

@@ -47,11 +47,20 @@ def test_a_typo_of_training_is_told_in_a_resumed_run(tmp_path: Path) -> None:
         fit(tmp_path, EarlyStopping("train/accc"), checkpoint=tmp_path / "first.ckpt")
 
 
-def test_all_that_is_logged_can_be_monitored(tmp_path: Path) -> None:
-    class Logs(Callback):
-        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            pl_module.log("train/own", 1.0)
+class Logs(Callback):
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        pl_module.log("train/own", 1.0)
 
+
+def test_what_the_run_monitored_before_is_not_told_again(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="'train/own', which is none"):
+        fit(tmp_path, Logs(), EarlyStopping("train/own")).save_checkpoint(tmp_path / "first.ckpt")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*which is none")
+        fit(tmp_path, Logs(), EarlyStopping("train/own"), checkpoint=tmp_path / "first.ckpt")
+
+
+def test_all_that_is_logged_can_be_monitored(tmp_path: Path) -> None:
     own = ("train/acc", "val/auroc", "train/loss_step", "train/grad_norm", "step")
     for names, callbacks in ((own, []), ((*own, "train/own"), [Logs()])):
         for name in names:
