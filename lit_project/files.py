@@ -18,8 +18,8 @@ def user_folder(given: str | None, variable: str, name: str) -> Path:
         variable: the environment variable that may name the folder.
         name: its name in the cache folder, which is ``$XDG_CACHE_HOME`` or ``~/.cache``.
     """
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(given or os.environ.get(variable) or Path(cache, "lit_project", name)).expanduser().absolute()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lit_project")
+    return Path(given or os.environ.get(variable) or cache / name).expanduser().absolute()
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:

@@ -78,7 +78,8 @@ def test_a_signal_to_all_processes_leaves_the_workers_to_the_trainer(
     tmp_path: Path, whole: Path, number: int, status: int
 ) -> None:
     """Ctrl-C in a terminal and SIGTERM of a scheduler reach the workers too."""
-    process = start(tmp_path, "-m", "lit_project.cli", "fit", *RUN, "--data.num_workers=2", group=0)
+    with_workers = ["-m", "lit_project.cli", "fit", *RUN, "--data.num_workers=2"]
+    process = start(tmp_path, *with_workers, group=0)
     while process.poll() is None and logged_rows(tmp_path) < 4:
         time.sleep(0.01)
     os.killpg(process.pid, number)
@@ -97,7 +98,8 @@ def test_where_there_is_nothing_to_save_a_signal_ends_the_process_at_once(
     """In the sanity check before training, and in a test."""
     slow = ["--trainer.callbacks+=helpers.Sleep", "--trainer.callbacks.seconds=60", "--trainer.callbacks.anywhere=true"]
     what = RUN if subcommand == "fit" else [f"--ckpt_path={next(whole.glob('fit-*'))}"]
-    process = start(tmp_path, "-m", "lit_project.cli", subcommand, *what, *slow, PYTHONPATH=TESTS)
+    program = ["-m", "lit_project.cli", subcommand]
+    process = start(tmp_path, *program, *what, *slow, PYTHONPATH=TESTS)
     assert process.stdout is not None
     for line in process.stdout:
         if "sleeping" in line:
