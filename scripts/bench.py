@@ -360,7 +360,7 @@ def recipe(root: Path, scratch: Path) -> list[Row]:
         ),
         Row(
             "time to pass the tutorial recipe's 76.6 %, over its 30 epochs",
-            f"{passed / (30 * epoch):.2f} ({passed:.0f} s)",
+            f"{passed / (30 * epoch):.3f} ({passed:.0f} s)",
             "at most a quarter",
             passed / (30 * epoch) <= 0.25,
         ),

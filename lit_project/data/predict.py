@@ -28,6 +28,7 @@ from lit_project.data.decode import (
 )
 from lit_project.errors import InputError
 from lit_project.hardware import usable_cpus
+from lit_project.seeding import WorkerSeeder, global_seed
 
 #: Images, the position of each in ``paths``, and for each what kept it from being read, or None.
 PredictBatch = tuple[Tensor, Tensor, list[str | None]]
@@ -111,6 +112,7 @@ class ImagesToPredict(L.LightningDataModule):
             batch_size=even_batch_size(self.batch_size, len(dataset), world_size, "images to predict"),
             collate_fn=keep_batch,
             num_workers=workers,
+            worker_init_fn=WorkerSeeder(global_seed(), 0),  # for what it does about signals: nothing is drawn
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
         )
 
