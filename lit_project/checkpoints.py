@@ -150,7 +150,7 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
             f"{path} is not a checkpoint that can be trusted: loading it would need more than plain values and tensors,"
             f" or it is no checkpoint at all ({reason}) Choose a .ckpt file that a run of this project wrote."
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except (RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = str(error).split("\n")[0] or type(error).__name__
         raise InputError(
             f"{path} cannot be read as a checkpoint: it is damaged or of another kind ({reason})."

@@ -6,22 +6,23 @@ facts that flow from the data to the model, everything that comes back from a ch
 What a run is made of, later wins: ``configs/default.yaml``, the checkpoint's config, each ``--config``, each option.
 """
 
+import os
+import signal
 import sys
 
 from lit_project import commands
 
 if __name__ == "__main__":
     commands.dispatch(sys.argv)  # which ends the program, before the imports below that take seconds
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))  # while they take them
 
 import argparse
 import contextlib
 import gc
 import logging
-import os
 import re
 import secrets
 import shutil
-import signal
 import tempfile
 import time
 import traceback
@@ -377,8 +378,9 @@ class CLI(LightningCLI):
                 folder.mkdir(parents=True, exist_ok=self.continued is not None)
                 _write_config(folder / "config.yaml", yaml.safe_dump(self.run_config, sort_keys=False))
             except OSError as error:
+                failed = "written to" if folder.is_dir() else "made"
                 raise InputError(
-                    f"The run's folder {folder} cannot be made: {error.strerror}. Choose where runs go with "
+                    f"The run's folder {folder} cannot be {failed}: {error.strerror}. Choose where runs go with "
                     "--trainer.default_root_dir."
                 ) from error
         self.run_dir = folder
@@ -439,6 +441,10 @@ class CLI(LightningCLI):
         if not written and (last is None or not last.is_file()):
             print(f"\nRun folder: {short_path(self.run_dir)} (no checkpoint was written)")
             return
+        for callback in self.trainer.early_stopping_callbacks:
+            if callback.wait_count >= callback.patience:
+                times = f"{callback.patience} validations"
+                print(f"\nStopped early: {callback.monitor} has not got better in the last {times}.", end="")
         paths = (best and best.best_model_path, last, written and written.best_model_path)
         checkpoint = Path(next(path for path in paths if path))
         if best:
@@ -457,13 +463,17 @@ class CLI(LightningCLI):
             print(f"  {step + ':':22}{command} {arguments}")
 
     @rank_zero_only
-    def after_test(self) -> None:
+    def after_validate(self) -> None:
         print(f"Run folder: {short_path(self.run_dir)}")
+
+    after_test = after_validate
 
     @rank_zero_only
     def after_predict(self) -> None:
         errors = f", {self.writer.num_errors} of them unreadable" if self.writer.num_errors else ""
         count = len(self.datamodule.paths)
+        if self.writer.num_errors == count:
+            raise InputError(f"No image could be read; {short_path(self.writer.output)} says why.")
         print(f"Predictions for {count:,} image{'s' * (count != 1)}{errors}: {short_path(self.writer.output)}")
 
 

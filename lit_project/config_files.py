@@ -49,6 +49,9 @@ def read_yaml(path: str) -> dict[str, Any]:
         raise InputError(f"--config {path} cannot be read as YAML: {error}") from error
     if not isinstance(config, dict):
         raise InputError(f"--config {path}: expected 'key: value' lines at the top level.")
+    for key in ("data", "model", "trainer", "callbacks", "loggers"):
+        if key in config and config[key] is None:
+            raise InputError(f"--config {path}: {key} is empty. Say what it is, or delete the line.")
     return config
 
 

@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import lightning as L
 from jsonargparse import ArgumentParser
@@ -40,6 +41,10 @@ def explain(message: str, parser: ArgumentParser, argv: list[str]) -> str:
 
 
 def _suggestion(message: str, parser: ArgumentParser) -> str:
+    if match := re.search(r"unrecognized arguments: ([^-\s]\S*)", message):
+        if Path(match[1]).exists():
+            return "\nThe shell has made several files of a pattern: put it in quotes, as in --images 'images/*.jpg'."
+        return "\nSeveral values of one option are written as a list, such as '[64,64]'."
     if match := re.search(r"unrecognized arguments: --([\w.-]+)", message):
         return _nearest(match[1], _options(parser), "--")
     if match := re.search(r"ption '([\w.]+)' is not accepted|does not accept option '([\w.]+)'", message):

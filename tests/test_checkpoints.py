@@ -163,7 +163,9 @@ def test_loading_runs_no_code(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"<html>not found</html>", pickle.dumps([1, 2]), b"PK\x03\x04 cut short"])
+@pytest.mark.parametrize(
+    "content", [b"", b"<html>not found</html>", pickle.dumps([1, 2]), b"PK\x03\x04 cut short", b"seed_everything: 0\n"]
+)
 def test_what_is_no_checkpoint_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.ckpt"
     path.write_bytes(content)

@@ -403,6 +403,9 @@ def test_an_installed_wheel_needs_no_checkout(tmp_path: Path) -> None:
         (["fit", "--trainer.max_time=01:30:00"], ["'01:30:00'", "DAYS:HOURS:MINUTES:SECONDS", "00:01:30:00"]),
         (["fit", "--model.network.image_size=3", "--data.augment=[]"], ["image_size is 3", "the data has 32"]),
         (["test", "--config=scalar.yaml", "--ckpt_path=best"], ["Train first"]),
+        (["fit", "--config=empty.yaml", "--data.num_train=64"], ["empty.yaml: data is empty", "delete the line"]),
+        (["fit", "--seed_everything", "1", "typo.yaml"], ["arguments: typo.yaml", "put it in quotes"]),
+        (["fit", "--data.num_train", "64", "64"], ["unrecognized arguments: 64", "'[64,64]'"]),
         (["fit", "--config=nope.yaml"], ["nope.yaml", "configs/cifar10.yaml"]),
         (["fit", "--config=broken.yaml"], ["broken.yaml cannot be read as YAML"]),
         (["fit", "--config=typo.yaml"], ["trainer.max_epoch", "Did you mean 'trainer.max_epochs'?"]),
@@ -428,6 +431,7 @@ def test_one_message_says_what_and_suggests(
     (tmp_path / "broken.yaml").write_text("a: [1\nb: }")
     (tmp_path / "typo.yaml").write_text("trainer:\n  max_epoch: 3\n")
     (tmp_path / "scalar.yaml").write_text("trainer: 5\n")
+    (tmp_path / "empty.yaml").write_text("data:\n#  class_path: CIFAR10\n")
     (tmp_path / "page.ckpt").write_text("<html>not found</html>")
     status, _, errors = in_process(monkeypatch, capfd, *arguments)
     assert status != 0

@@ -199,6 +199,12 @@ def test_predict_takes_one_file_and_says_when_there_is_none(
     assert row["class"] == "red"
     assert done.stdout.splitlines()[-1] == f"Predictions for 1 image: runs/{run.name}/predictions.csv"
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "page.jpg").write_text("<html>")
+    command = ["predict", f"--ckpt_path={trained.best}", "--images=page.jpg", "--output=none.csv"]
+    status, printed, errors = in_process(monkeypatch, capfd, *command, "--trainer.default_root_dir=bad")
+    assert (status, printed) == (1, "")
+    assert "error: No image could be read; none.csv says why." in errors
+    assert "page.jpg" in read_csv(tmp_path / "none.csv")[0]["path"]
     for images in (tmp_path / "nowhere", tmp_path / "*.bmp", tmp_path / "home"):
         status, _, errors = in_process(
             monkeypatch, capfd, "predict", f"--ckpt_path={trained.best}", f"--images={images}"

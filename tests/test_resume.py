@@ -263,15 +263,17 @@ def test_more_steps_go_on_within_the_epoch_that_the_old_number_of_them_ended(tmp
 @pytest.mark.slow
 def test_a_run_that_early_stopping_ended_is_left_as_it_is(tmp_path: Path) -> None:
     stops = ["--callbacks.early_stopping.patience=1", "--callbacks.early_stopping.min_delta=1.0"]
-    cli(tmp_path, "fit", *RUN, "--trainer.max_epochs=9", *stops)
+    done = cli(tmp_path, "fit", *RUN, "--trainer.max_epochs=9", *stops)
+    assert "\nStopped early: val/acc has not got better in the last 1 validations.\nBest checkpoint: " in done.stdout
     (run,) = runs(tmp_path)
     assert len(table(run)) == 20
     before = files(run)
     again = cli(tmp_path, "fit", "--ckpt_path=last")
     assert "Nothing was trained: the run is finished, as early stopping ended it" in again.stdout
     assert files(run) == before, "run.json still tells how it ended"
-    cli(tmp_path, "fit", "--ckpt_path=last", "--callbacks.early_stopping.patience=2")
+    done = cli(tmp_path, "fit", "--ckpt_path=last", "--callbacks.early_stopping.patience=2")
     assert len(table(run)) == 30
+    assert "Stopped early" in done.stdout
 
 
 @pytest.mark.slow

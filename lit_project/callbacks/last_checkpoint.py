@@ -193,7 +193,8 @@ class LastCheckpoint(Callback):
         if status is None:
             return
         reason = {0: "as its time is up", 130: "by SIGINT", 143: "by SIGTERM"}[status]
-        rank_zero_info(f"Stopped {reason}, after {trainer.global_step} steps. To go on: fit --ckpt_path {self.path}")
+        command = f"python -m {__name__.partition('.')[0]}.cli fit --ckpt_path {self.path}"
+        rank_zero_info(f"Stopped {reason}, after {trainer.global_step} steps. To go on: {command}")
         if self.failure:
             raise InputError(f"Stopped {reason}, but {self.failure}. {last_good(self._earlier())}")
         raise Stopped(status, reason, together=True)
@@ -216,6 +217,7 @@ class LastCheckpoint(Callback):
         if get_worker_info():  # a worker that has inherited this
             return
         if self._signal is not None:
+            os.write(2, b"Stopped at once, without a checkpoint.\n")
             os._exit(128 + number)
         self._signal = number
         rank_zero_info("Stopping after this step, with a checkpoint. A second signal stops at once, without one.")

@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
     for option in options:
         if option.split("=")[0] in _NOT_OURS:
             raise InputError(f"repeat starts each run anew and lets it go on by itself: leave {option} out.")
-    if (wanted.runs or 5) < 2 or wanted.jobs < 1:
+    if (wanted.runs is not None and wanted.runs < 2) or wanted.jobs < 1:
         raise InputError("repeat needs --runs of 2 or more, as one run has no spread, and --jobs of 1 or more.")
     if "--print_config" in options:
         return subprocess.call([*_fit.CLI, "fit", *options], env=_fit.environment())

@@ -38,7 +38,7 @@ _SPLIT_FOLDERS: dict[SplitName, tuple[str, ...]] = {
     "test": ("test", "testing"),
 }
 # files whose headers are read to find the size that all images share
-_SAMPLED = 64
+_SAMPLED = 2000
 
 
 class _Files(NamedTuple):

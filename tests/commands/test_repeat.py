@@ -285,6 +285,7 @@ def test_a_mistake_is_said_before_anything_runs(folder: Path) -> None:
     for arguments, message in {
         ("--ckpt_path=last",): "repeat starts each run anew",
         ("--runs", "1"): "--runs of 2 or more, as one run has no spread",
+        ("--runs", "0"): "--runs of 2 or more",
         ("--bad=1",): "^fit does not take these options: no such option$",
         ("--seed_everything=true",): "repeat counts on from a seed, but seed_everything is True",
         ("--folder", "other"): "other holds other things than a repeat",
