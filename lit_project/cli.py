@@ -301,6 +301,8 @@ class CLI(LightningCLI):
         for callback in [*named, *own]:
             if isinstance(callback, ModelCheckpoint):
                 keep_name_flat(callback)
+                # Lightning's choice would be the first logger's folder
+                callback.dirpath = callback.dirpath or f"{self.run_dir}/checkpoints"
         # the default checkpoints come first: trainer.checkpoint_callback is the first of its kind
         ckpt_path = self.config[self.subcommand].ckpt_path
         started = {"command": sys.orig_argv, "subcommand": self.subcommand, "ckpt_path": ckpt_path and str(ckpt_path)}

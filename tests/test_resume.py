@@ -171,6 +171,19 @@ def test_validations_in_mid_epoch_are_whole_after_a_kill(tmp_path: Path, after: 
     assert len(validations) == 9
 
 
+@pytest.mark.slow
+def test_a_checkpoint_of_ones_own_in_mid_epoch_goes_on_exactly(tmp_path: Path) -> None:
+    """Written at a step after which a validation is due: that runs once, on all of its images (CASES 26)."""
+    own = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.every_n_train_steps=3"]
+    own += ["--trainer.callbacks.save_top_k=-1", "--trainer.callbacks.filename={step}"]
+    cli(tmp_path, "fit", *RUN, "--trainer.max_epochs=2", "--trainer.val_check_interval=3", *own)
+    (run,) = runs(tmp_path)
+    cli(tmp_path, "fit", f"--ckpt_path={run / 'checkpoints' / 'step=6.ckpt'}", "--trainer.default_root_dir=rest")
+    whole, rest = table(run), table(next((tmp_path / "rest").glob("fit-*")))
+    assert len([row for row in rest if row["val/loss"]]) == 4
+    assert rest[:-1] == whole[6:-1], "but for the means of the epoch that was gone on with"
+
+
 STEP = ["--model.scheduler=torch.optim.lr_scheduler.StepLR", "--model.scheduler.step_size=1"]
 PLATEAU = [
     "--model.scheduler=lightning.pytorch.cli.ReduceLROnPlateau",
