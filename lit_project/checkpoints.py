@@ -224,22 +224,25 @@ def record_of(run: Path) -> Record:
 
 def checkpoints_of_runs(name: str, runs: Path) -> list[Path]:
     """The checkpoint ``best`` or ``last`` of each run folder in ``runs`` that has one, in the order the runs began."""
-    found = {run: path for run in runs.glob("*/") if (path := _checkpoint_of(run, name))}
-    return [found[run] for run in sorted(found, key=lambda run: _started(run, found[run]))]
+    found = []
+    for run in runs.glob("*/"):
+        record = record_of(run)
+        if path := _checkpoint_of(run, name, record):
+            found.append((_started(record, path), path))
+    return [path for _, path in sorted(found)]
 
 
-def _checkpoint_of(run: Path, name: str) -> Path | None:
+def _checkpoint_of(run: Path, name: str, record: Record) -> Path | None:
     """A run's best checkpoint has the name that ``filename`` gave it, which its record tells."""
     paths = [run / "checkpoints" / f"{name}.ckpt"]
-    record = record_of(run) if name == "best" else {}
-    if record.get("best") and record.get("subcommand") == "fit":
+    if name == "best" and record.get("best") and record.get("subcommand") == "fit":
         paths.insert(0, run / record["best"]["path"])
     return next((path for path in paths if path.exists()), None)
 
 
-def _started(run: Path, checkpoint: Path) -> tuple[float, float]:
+def _started(record: Record, checkpoint: Path) -> tuple[float, float]:
     """When a run was started: a copy of its checkpoint may be older. Without a record, when that was written."""
-    start, written = record_of(run).get("start"), checkpoint.stat().st_mtime
+    start, written = record.get("start"), checkpoint.stat().st_mtime
     return datetime.fromisoformat(start).timestamp() if start else written, written
 
 
@@ -267,7 +270,7 @@ def find_checkpoint(wanted: str, runs: Path, default: Literal["best", "last"]) -
         return path  # which says why it cannot be read
     if path.is_dir():
         run = path.parent if path.name == "checkpoints" else path
-        candidate = _checkpoint_of(run, default) or path / f"{default}.ckpt"
+        candidate = _checkpoint_of(run, default, record_of(run)) or path / f"{default}.ckpt"
         if candidate.is_file():
             return candidate
         there = {file.name for folder in (path, run / "checkpoints") for file in folder.glob("*.ckpt")}
