@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.sgd import sgd
 
 from lit_project.errors import InputError
+from lit_project.hardware import best_precision
 
 
 class MuonSGD(Optimizer):
@@ -121,7 +122,8 @@ def orthogonalise(matrix: Tensor, steps: int = 5) -> Tensor:
 
     Newton-Schulz iterations of the fifth degree, with Muon's coefficients: they rise so steeply from 0 that small
     singular values arrive within five steps, and do not settle at 1, which training does not need. Computed in bfloat16
-    on accelerators and in float32 on processors, many of which multiply bfloat16 matrices many times slower.
+    where the device has it (:func:`lit_project.hardware.best_precision`), else in float32: emulated, bfloat16 is many
+    times slower.
 
     Args:
         matrix: float ``[rows, columns]``.
@@ -130,7 +132,7 @@ def orthogonalise(matrix: Tensor, steps: int = 5) -> Tensor:
     Returns:
         A matrix of the same shape, bfloat16 or float32.
     """
-    x = matrix.to(torch.float32 if matrix.device.type == "cpu" else torch.bfloat16)
+    x = matrix.to(torch.bfloat16 if best_precision(matrix.device)[0] == "bf16-mixed" else torch.float32)
     # the products below are square in the number of rows: let that be the smaller one
     if matrix.shape[0] > matrix.shape[1]:
         x = x.T
