@@ -1,11 +1,12 @@
 """Callbacks that measure a `fit` from within, for `bench.py`.
 
-Run as a module, this is a `fit` in which every block of 20 steps is preceded by a bare loop of 20 steps on batches of
-the same kind; its last line of output has the seconds of each pair of blocks (bare, fit).
+Run as a module with the name of `BareLoopBeside` or `LoggersInTurns`, this is a `fit` that is compared with something
+less in blocks of steps; its last line of output has the seconds of each pair of blocks (less, all).
 """
 
 import copy
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -63,7 +64,7 @@ def _memory() -> int:
 
 
 class BareLoopBeside(Callback):
-    """Times blocks of bare steps between blocks of `fit`."""
+    """Times blocks of 20 bare steps, on batches of the same kind, between blocks of `fit`."""
 
     pairs: list[tuple[float, float]] = []
 
@@ -117,14 +118,69 @@ class BareLoopBeside(Callback):
         return time.perf_counter() - started
 
 
+class LoggersInTurns(Callback):
+    """Takes the loggers away in every second block, each as long as the interval at which they log.
+
+    What a logger's own process (W&B's) takes of the processors goes on all the time: its share is added to the blocks
+    with loggers.
+    """
+
+    pairs: list[tuple[float, float]] = []
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.loggers, self.seconds = trainer.loggers, [0.0, 0.0]
+        self.block, self.started = -1, 0.0
+        self.first, self.first_helpers = time.perf_counter(), _helpers_time()
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if trainer.global_step % every == 0:
+            self._record(trainer)
+            self.block = trainer.global_step // every
+            # in turns also in what ends the epochs
+            trainer.loggers = self.loggers if (self.block + trainer.current_epoch) % 2 else []
+            self.started = time.perf_counter()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._record(trainer)
+        trainer.loggers = self.loggers
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        share = (_helpers_time() - self.first_helpers) / (time.perf_counter() - self.first) / cores
+        self.pairs[:] = [(without, with_all * (1 + share)) for without, with_all in self.pairs]
+
+    def _record(self, trainer: L.Trainer) -> None:
+        if self.block >= 0:
+            self.seconds[bool(trainer.loggers)] = time.perf_counter() - self.started
+            if self.block % 2:
+                self.pairs.append((self.seconds[0], self.seconds[1]))
+
+
+def _helpers_time() -> float:
+    """Seconds of processor time that the processes below this one have taken, if the system tells."""
+    ticks, waiting = 0, ["self"]
+    try:
+        while waiting:
+            process = Path("/proc", waiting.pop())
+            if process.name != "self":
+                fields = (process / "stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])  # in user and kernel mode
+            waiting += [pid for task in (process / "task").iterdir() for pid in (task / "children").read_text().split()]
+    except OSError:
+        pass  # one has ended meanwhile
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 if __name__ == "__main__":
     import bench_callbacks  # under the name that the option below imports it by
 
+    name = sys.argv[1]
     sys.argv[1:] = [
         "fit",
         "--trainer.limit_val_batches=0",  # the bare loop does not validate
-        "--trainer.callbacks+=bench_callbacks.BareLoopBeside",
-        *sys.argv[1:],
+        f"--trainer.callbacks+=bench_callbacks.{name}",
+        *sys.argv[2:],
     ]
     cli.main()
-    print(f"\n{json.dumps(bench_callbacks.BareLoopBeside.pairs)}")
+    print(f"\n{json.dumps(getattr(bench_callbacks, name).pairs)}")
