@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     if not differences:
         print(f"Bit-identical: {', '.join(compared)}.")
         return 0
-    facts = [*changed_facts(before, after), *changed_patch(old, new)]
+    facts = [*changed_facts(before, after), *changed_patch(old, new), *changed_on_the_way(before)]
     print("Not identical:", *differences, sep="\n  ")
     if facts:
         print("What was recorded of the two runs differs in:", *facts, sep="\n  ")
@@ -135,10 +135,23 @@ def compare_metrics(path: Path, other: Path) -> tuple[int, list[str]]:
 
 def changed_facts(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
     """A line on each recorded fact that changed."""
-    one, two = (dict(flat({name: record[name] for name in FACTS})) for record in (before, after))
+    for name, one, two in _differing_facts(before, after):
+        yield f"{name}: {one} before, {two} now"
+
+
+def changed_on_the_way(record: dict[str, Any]) -> Iterator[str]:
+    """A line on each recorded fact that was another when a run was started than when it went on."""
+    for start in record["earlier"]:
+        for name, one, two in _differing_facts(start, record):
+            if one is not None:  # that start was cut short before it was known
+                yield f"{name}: {one} at an earlier start of the run, {two} when it was resumed"
+
+
+def _differing_facts(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    one, two = (dict(flat({name: record[name] for name in FACTS if record[name]})) for record in (before, after))
     for name in {**one, **two}:
         if one.get(name) != two.get(name):
-            yield f"{name}: {one.get(name)} before, {two.get(name)} now"
+            yield name, one.get(name), two.get(name)
 
 
 def changed_patch(old: Path, new: Path) -> Iterator[str]:

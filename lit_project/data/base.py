@@ -248,6 +248,14 @@ class ImageDataModule(L.LightningDataModule):
 
     # ---- Lightning hooks
 
+    def state_dict(self) -> dict[str, Any]:
+        """The batch size, for a run that goes on when there are more images: it counts its progress in batches."""
+        return {"batch_size": self.batch_size}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the batch size of the checkpoint if the config leaves it open."""
+        self.batch_size = self.batch_size or state_dict["batch_size"]
+
     def setup(self, stage: str) -> None:
         """Load and split what ``stage`` needs; a second call for the same stage does nothing."""
         wanted: list[SplitName] = ["test"] if stage == "test" else ["train", "val"]

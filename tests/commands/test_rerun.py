@@ -84,6 +84,15 @@ def test_a_difference_without_a_recorded_cause_is_put_down_to_the_operations(
     metrics.write_text("\n".join([*metrics.read_text().splitlines()[:-1], ""]))
     assert compare(run, other, monkeypatch) == 1
     assert "some operation is not deterministic" in capsys.readouterr().out
+    record = json.loads((run / "run.json").read_text())
+    fewer = record["data"] | {"train": record["data"]["train"] | {"images": 3}}
+    change(run, earlier=[record | {"data": fewer}, record | {"data": None}])
+    assert compare(run, other, monkeypatch) == 1
+    printed = capsys.readouterr().out
+    images = record["data"]["train"]["images"]
+    assert printed.splitlines()[-1] == (
+        f"  data.train.images: 3 at an earlier start of the run, {images} when it was resumed"
+    )
 
 
 @pytest.mark.parametrize(

@@ -261,6 +261,19 @@ def test_a_batch_size_of_none_leaves_several_batches_of_few_images(images: int, 
     assert data.val_dataloader().batch_size == expected
 
 
+def test_a_resumed_run_keeps_the_batch_size_that_was_chosen_for_fewer_images():
+    data = Numbered({"train": 40, "val": 9, "test": 9}, batch_size=None)
+    data.setup("fit")
+    data.trainer = trainer()
+    assert data.train_dataloader().batch_size == 10
+    for batch_size, expected in ((None, 10), (7, 7)):
+        more = Numbered({"train": 80, "val": 9, "test": 9}, batch_size=batch_size)
+        more.load_state_dict(data.state_dict())
+        more.setup("fit")
+        more.trainer = trainer()
+        assert more.train_dataloader().batch_size == expected
+
+
 def test_class_counts_are_those_of_the_training_split():
     data = Numbered({"train": 100, "val": 20, "test": 20})
     data.setup("fit")
