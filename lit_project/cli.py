@@ -252,8 +252,12 @@ class CLI(LightningCLI):
         plugins = config["plugins"] or []
         plugins = plugins if isinstance(plugins, list) else [plugins]
         config["plugins"] = plugins if _any_is(plugins, CheckpointIO) else [*plugins, AtomicCheckpointIO()]
-        trainer = L.Trainer(**config)
+        try:
+            trainer = L.Trainer(**config)
+        except ValueError as error:
+            raise InputError(f"trainer: {error}") from error
         tolerate_full_disk(trainer)
+        keep_freed_memory()
         self.finished = self._finished(trainer)
         if not self.finished:
             self.record.begin(trainer)
@@ -397,7 +401,6 @@ class CLI(LightningCLI):
             for logger in self.trainer.loggers:
                 if hasattr(logger, "resume_at"):
                     logger.resume_at(steps_logged(self._resumed))
-        keep_freed_memory()
         gc.freeze()  # what has been imported lives as long as the run: no use in looking through it again and again
         self.trainer.fit(**kwargs)
 

@@ -37,6 +37,23 @@ def default_config() -> dict[str, Any]:
     return read_yaml(str(CONFIGS / "default.yaml"))
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice: YAML takes the last one, and what the first one says is lost."""
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if str(key.value) in lines:
+                raise yaml.YAMLError(
+                    f"{key.value} is there twice, in lines {lines[key.value]} and {line}. Put what belongs to it "
+                    "under one."
+                )
+            lines[str(key.value)] = line
+        return node
+
+
 def read_yaml(path: str) -> dict[str, Any]:
     """The config in a file.
 
@@ -44,7 +61,7 @@ def read_yaml(path: str) -> dict[str, Any]:
         InputError: it cannot be read, or holds no keys.
     """
     try:
-        config = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        config = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"--config {path} cannot be read as YAML: {error}") from error
     if not isinstance(config, dict):

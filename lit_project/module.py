@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -228,7 +229,7 @@ class ImageClassifier(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Build the optimiser and its scheduler, the latter with its length and interval filled in."""
-        optimizer = self.optimizer(p for p in self.parameters() if p.requires_grad)
+        optimizer = _built("optimizer", self.optimizer, (p for p in self.parameters() if p.requires_grad))
         if self.scheduler is None:
             return optimizer
         lengths: dict[str, int] = {}
@@ -247,7 +248,7 @@ class ImageClassifier(L.LightningModule):
                 "model.scheduler_interval is 'epoch', but the scheduler's length of -1 stands for optimiser steps. "
                 "Give the length in epochs, or leave the interval at 'auto'."
             )
-        scheduler = self.scheduler(optimizer, **lengths)
+        scheduler = _built("scheduler", self.scheduler, optimizer, **lengths)
         interval = self.scheduler_interval
         if interval == "auto":
             interval = "step" if lengths or isinstance(scheduler, OneCycleLR | CyclicLR) else "epoch"
@@ -397,6 +398,13 @@ class ImageClassifier(L.LightningModule):
         # as in scikit-learn's class_weight="balanced"; a class without images has no loss to weigh
         weight = counts.sum() / (self.num_classes * counts.clamp(min=1))
         return weight.float().to(self.device)
+
+
+def _built(name: str, factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return factory(*args, **kwargs)
+    except ValueError as error:  # an argument out of its range
+        raise InputError(f"model.{name}: {error}") from error
 
 
 def _listing(names: list[str]) -> str:

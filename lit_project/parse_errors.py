@@ -1,8 +1,10 @@
 """Turns jsonargparse's error reports into one short message with the nearest right name."""
 
 import difflib
+import inspect
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import lightning as L
@@ -19,6 +21,19 @@ _NOISE = re.compile(
     r"\s*(- )?(Does not validate against any of the Union subtypes|Subtypes: |Errors:|Given value type: |"
     r"Given value: (\{|NestedArg)|Expected a <class 'NoneType'>|Expected a path but )"
 )
+#: What other programs call an option of this one.
+_ALSO_CALLED = {
+    "model.optimizer.lr": {"lr", "learning_rate"},
+    "model.optimizer.weight_decay": {"weight_decay", "wd"},
+    "data.batch_size": {"batch_size"},
+    "data.num_workers": {"num_workers", "workers"},
+    "data.root": {"root", "data_dir", "data_path", "dataset"},
+    "trainer.max_epochs": {"epochs", "num_epochs"},
+    "trainer.devices": {"gpus", "num_gpus"},
+    "trainer.default_root_dir": {"output_dir", "save_dir", "log_dir"},
+    "seed_everything": {"seed"},
+    "ckpt_path": {"resume", "checkpoint", "ckpt"},
+}
 
 
 def explain(message: str, parser: ArgumentParser, argv: list[str]) -> str:
@@ -33,26 +48,41 @@ def explain(message: str, parser: ArgumentParser, argv: list[str]) -> str:
     text = "\n  ".join(line for line in lines if not _NOISE.match(line))
     text = re.sub(r'Parser key "([\w.]+)":', r"\1:", text)
     text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text)
-    if match := re.search(r"(?:ption|string:|attribute) '?(\w+)'?", message):
-        argument = next((argument for argument in argv if match[1] in argument and argument.startswith("--")), None)
-        if argument and argument not in text:
-            text += f" (from {argument})"
-    return text + _suggestion(message, parser)
+    if match := re.search(r"(?:ption|string:|attribute|Parser key) ['\"]?([\w.]+)", message):
+        source = _source(match[1].rsplit(".", 1)[-1], argv)
+        if source and source not in text:
+            text += f" (from {source})"
+    subcommands = ", ".join(_subcommands())
+    text = re.sub(r"\(choose from .*\)", f"(choose from {subcommands})", text)
+    text = re.sub(r'expected "subcommand" to be one of .*', f"say what to do, one of {subcommands}.", text)
+    return text + _suggestion(message, parser, argv)
 
 
-def _suggestion(message: str, parser: ArgumentParser) -> str:
+def _source(name: str, argv: list[str]) -> str:
+    """The option, or else the last config file, that has a name in it; empty if none has."""
+    options = [argument for argument in argv if argument.startswith("--")]
+    files = [option.partition("=")[2] for option in options if option.startswith("--config=")]
+    given = next((option for option in options if name in option and not option.startswith("--config=")), "")
+    return given or next((file for file in reversed(files) if name in Path(file).read_text(encoding="utf-8")), "")
+
+
+def _suggestion(message: str, parser: ArgumentParser, argv: list[str]) -> str:
     if match := re.search(r"unrecognized arguments: ([^-\s]\S*)", message):
         if Path(match[1]).exists():
             return "\nThe shell has made several files of a pattern: put it in quotes, as in --images 'images/*.jpg'."
         return "\nSeveral values of one option are written as a list, such as '[64,64]'."
     if match := re.search(r"unrecognized arguments: --([\w.-]+)", message):
-        return _nearest(match[1], _options(parser), "--")
+        meant = _nearest_option(match[1], _options(parser))
+        return f"\nDid you mean '--{meant}'?" if meant else ""
     if match := re.search(r"ption '([\w.]+)' is not accepted|does not accept option '([\w.]+)'", message):
-        return _nearest(match[1] or match[2], _options(parser))
+        name = match[1] or match[2]
+        return _nearest(name, _options(parser)) or _class_that_has(name, argv)
+    if match := re.search(r"arguments are required: (\w+)", message):
+        return _option_that_is_missing(match[1], argv)
     if match := re.search(r"Expected a dot import path string: ([\w.]+)|has no attribute '(\w+)'", message):
-        return _nearest((match[1] or match[2]).rsplit(".", 1)[-1], _class_names())
+        return _nearest((match[1] or match[2]).rsplit(".", 1)[-1], {"ReduceLROnPlateau", *_classes()})
     if match := re.search(r"invalid choice: '(\w+)'", message):
-        return _nearest(match[1], ["fit", "validate", "test", "predict", *commands.names()])
+        return _nearest(match[1], _subcommands())
     return ""
 
 
@@ -62,13 +92,61 @@ def _nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     return f"\nDid you mean '{prefix}{by_lower[found[0]]}'?" if found else ""
 
 
+def _nearest_option(name: str, options: set[str]) -> str:
+    """The option that was meant by a dotted name, level by level; empty if there is none."""
+    also = next((option for option, names in _ALSO_CALLED.items() if name.replace("-", "_") in names), None)
+    if also:
+        return also
+    prefix = ""
+    parts = name.split(".")
+    for depth, part in enumerate(parts):
+        level = {option.removeprefix(prefix).split(".")[0] for option in options if option.startswith(prefix)}
+        if part not in level:
+            found = difflib.get_close_matches(part, level, n=1, cutoff=0.6)
+            if found:
+                return prefix + ".".join([*found, *parts[depth + 1 :]])
+            break
+        prefix += f"{part}."
+    # perhaps its group was left out, which names of callbacks and loggers are not: they stand for whole objects
+    grouped = {option.rsplit(".", 1)[-1]: option for option in options if option.startswith("trainer.")}
+    found = difflib.get_close_matches(parts[-1], grouped, n=1, cutoff=0.8)
+    return grouped[found[0]] if found else ""
+
+
+def _option_that_is_missing(name: str, argv: list[str]) -> str:
+    """Which option gives an argument that a class chosen on the command line must have."""
+    words = [word for argument in argv for word in argument.split("=", 1)]
+    for option, value in pairwise(words):
+        cls = _classes().get(value.rsplit(".", 1)[-1])
+        if option.startswith("--") and cls and name in inspect.signature(cls).parameters:
+            return f"\nGive it to {cls.__name__} with {option}.{name}."
+    return ""
+
+
+def _class_that_has(name: str, argv: list[str]) -> str:
+    """Which class to choose for an argument that the present one has not."""
+    given = next((argument for argument in argv if re.match(rf"--[\w.]+\.{name}(=|$)", argument)), "")
+    option = given.partition("=")[0].rpartition(".")[0]
+    base = {"--data": L.LightningDataModule, "--model.network": nn.Module}.get(option)
+    found = [
+        cls.__name__
+        for cls in _classes().values()
+        if base and issubclass(cls, base) and name in inspect.signature(cls).parameters
+    ]
+    return f"\n{' and '.join(found)} would have it: choose with {option}={found[0]}." if found else ""
+
+
 def _options(parser: ArgumentParser) -> set[str]:
     return {option[2:] for option in parser._option_string_actions if option.startswith("--")}
 
 
-def _class_names() -> set[str]:
-    """Names of the classes and functions that a config may name and that have been imported."""
-    names = {"ReduceLROnPlateau"}
+def _subcommands() -> list[str]:
+    return ["fit", "validate", "test", "predict", *commands.names()]
+
+
+def _classes() -> dict[str, type]:
+    """The classes that a config may name and that have been imported, by name."""
+    found: dict[str, type] = {}
     waiting: list[type] = [
         Callback,
         Logger,
@@ -82,6 +160,6 @@ def _class_names() -> set[str]:
     waiting += [cls for cls in nn.Module.__subclasses__() if cls.__module__.startswith(own)]
     while waiting:
         cls = waiting.pop()
-        names.add(cls.__name__)
+        found[cls.__name__] = cls
         waiting += cls.__subclasses__()
-    return names
+    return found

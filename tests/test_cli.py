@@ -124,6 +124,7 @@ def test_one_config_serves_every_subcommand(
     assert (printed["images"], printed["output"], printed["trainer"]["max_epochs"]) == ("x", "y.csv", 7)
 
 
+@pytest.mark.slow
 def test_a_saved_config_serves_every_subcommand(run_cli: RunCLI, tiny_run: Path, tmp_path: Path) -> None:
     config = f"--config={tiny_run / 'config.yaml'}"
     run_cli("fit", config, "--trainer.max_epochs=1")
@@ -174,6 +175,7 @@ def test_a_default_callback_is_changed_or_removed_by_name(run_cli: RunCLI, tmp_p
     assert not any(key.startswith("EarlyStopping") for key in states)
 
 
+@pytest.mark.slow
 def test_several_best_checkpoints_with_their_score_in_the_name(run_cli: RunCLI, tmp_path: Path) -> None:
     """PL#4468, also of a user's own: ``val/acc`` in a name is no folder. The best is what run.json says."""
     best = ["--callbacks.best.save_top_k=2", "--callbacks.best.filename={epoch}-{val/acc:.2f}"]
@@ -294,6 +296,20 @@ def test_test_needs_nothing_but_the_checkpoint(run_cli: RunCLI, tiny_run: Path, 
     assert "Test, by class" in output
 
 
+@pytest.mark.parametrize("subcommand", ["fit", "test", "predict"])
+def test_freed_memory_is_kept_in_every_subcommand(
+    monkeypatch: pytest.MonkeyPatch, tiny_run: Path, tmp_path: Path, subcommand: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (32, 32)).save("a.png")
+    told: list[str] = []
+    monkeypatch.setattr(cli_module, "keep_freed_memory", lambda: told.append(subcommand))
+    options = {"fit": TINY, "predict": [f"--ckpt_path={tiny_run}", "--images=a.png"]}
+    monkeypatch.setattr(sys, "argv", ["cli", subcommand, *options.get(subcommand, [f"--ckpt_path={tiny_run}"])])
+    cli_module.main()
+    assert told == [subcommand]
+
+
 def test_best_and_run_folder_name_the_checkpoint(run_cli: RunCLI, tmp_path: Path) -> None:
     run_cli("fit", *TINY)
     (run,) = runs(tmp_path, "fit-*")
@@ -383,8 +399,21 @@ def test_an_installed_wheel_needs_no_checkout(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
-        (["ft"], ["invalid choice: 'ft'", "Did you mean 'fit'?"]),
+        ([], ["say what to do", "predict", "compare", "sweep"]),
+        (["ft"], ["invalid choice: 'ft'", "predict", "compare", "Did you mean 'fit'?"]),
         (["fit", "--trainer.max_epoch=3"], ["--trainer.max_epoch", "Did you mean '--trainer.max_epochs'?"]),
+        (["fit", "--trainr.max_epochs=3"], ["Did you mean '--trainer.max_epochs'?"]),
+        (["fit", "--max_epoch=3"], ["Did you mean '--trainer.max_epochs'?"]),
+        (["fit", "--callbacks.bst.monitor=x"], ["Did you mean '--callbacks.best.monitor'?"]),
+        (["fit", "--learning-rate=1"], ["Did you mean '--model.optimizer.lr'?"]),
+        (["fit", "--data", "ImageFolder"], ["required: root", "Give it to ImageFolder with --data.root."]),
+        (["fit", "--data.root=x"], ["'root' is not accepted", "ImageFolder would have it", "--data=ImageFolder"]),
+        (["fit", "--model.network.widths=[1]"], ["WhitenedCNN would have it", "--model.network=WhitenedCNN"]),
+        (["fit", "--model.optimizer.lr=-1"], ["model.optimizer: Invalid learning rate: -1.0"]),
+        (["fit", "--model.scheduler.warmup=3"], ["model.scheduler: WarmupCosine: warmup is 3.0"]),
+        (["fit", "--trainer.accelerator=foo"], ["trainer: ", "accelerator='foo'", "cuda"]),
+        (["fit", "--config=twice.yaml"], ["twice.yaml", "trainer is there twice, in lines 1 and 4"]),
+        (["fit", "--config=word.yaml"], ["trainer.max_epochs", "three", "(from word.yaml)"]),
         (["fit", "--model.network=ResNet19"], ["ResNet19", "Did you mean 'ResNet18'?"]),
         (
             ["fit", "--model.network=lit_project.networks.ResNt18"],
@@ -429,6 +458,8 @@ def test_one_message_says_what_and_suggests(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.yaml").write_text("a: [1\nb: }")
+    (tmp_path / "twice.yaml").write_text("trainer:\n  max_epochs: 1\ndata: Shapes10\ntrainer:\n  devices: 1\n")
+    (tmp_path / "word.yaml").write_text("trainer:\n  max_epochs: three\n")
     (tmp_path / "typo.yaml").write_text("trainer:\n  max_epoch: 3\n")
     (tmp_path / "scalar.yaml").write_text("trainer: 5\n")
     (tmp_path / "empty.yaml").write_text("data:\n#  class_path: CIFAR10\n")

@@ -206,7 +206,7 @@ class Report(Callback):
         self._done = True
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, RunRecord):  # the report tells how the run ended
-                callback.end(trainer, exit_reason or callback.exit_reason)
+                callback.end(trainer, exit_reason or "finished")
         _or_warn("report.html could not be made", partial(self._report, trainer))
 
     def _report(self, trainer: L.Trainer) -> None:

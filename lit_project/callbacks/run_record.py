@@ -47,8 +47,6 @@ class RunRecord(Callback):
     def __init__(self, config: dict[str, Any], started: dict[str, Any] | None = None) -> None:
         self.config = config
         self.started = started or {}
-        #: What ``run.json`` will say of a run that Lightning ends as usual: change it before an orderly interruption.
-        self.exit_reason = "finished"
         self._record: dict[str, Any] = {}
         self._path: Path | None = None  # of rank 0 alone
 
@@ -107,7 +105,7 @@ class RunRecord(Callback):
                 )
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self.end(trainer, self.exit_reason)
+        self.end(trainer, "finished")
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self.end(trainer, describe(exception))
