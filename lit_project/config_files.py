@@ -40,7 +40,7 @@ def default_config() -> dict[str, Any]:
 class _Loader(yaml.SafeLoader):
     """Refuses a key that is there twice: YAML takes the last one, and what the first one says is lost."""
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in node.value:
