@@ -409,8 +409,6 @@ def test_an_installed_wheel_needs_no_checkout(tmp_path: Path) -> None:
         (["fit", "--data", "ImageFolder"], ["required: root", "Give it to ImageFolder with --data.root."]),
         (["fit", "--data.root=x"], ["'root' is not accepted", "ImageFolder would have it", "--data=ImageFolder"]),
         (["fit", "--model.network.widths=[1]"], ["WhitenedCNN would have it", "--model.network=WhitenedCNN"]),
-        (["fit", "--model.optimizer.lr=-1"], ["model.optimizer: Invalid learning rate: -1.0"]),
-        (["fit", "--model.scheduler.warmup=3"], ["model.scheduler: WarmupCosine: warmup is 3.0"]),
         (["fit", "--trainer.accelerator=foo"], ["trainer: ", "accelerator='foo'", "cuda"]),
         (["fit", "--config=twice.yaml"], ["twice.yaml", "trainer is there twice, in lines 1 and 4"]),
         (["fit", "--config=word.yaml"], ["trainer.max_epochs", "three", "(from word.yaml)"]),
@@ -476,6 +474,8 @@ def test_one_message_says_what_and_suggests(
 @pytest.mark.parametrize(
     ("options", "messages"),
     [
+        (["--model.optimizer.lr=-1"], ["model.optimizer: Invalid learning rate: -1.0"]),
+        (["--model.scheduler.warmup=3"], ["model.scheduler: WarmupCosine: warmup is 3.0"]),
         (["--callbacks.best.monitor=val/accc"], ["'val/accc'", "val/acc", "val/loss"]),
         (["--callbacks.early_stopping.monitor=vall/loss"], ["EarlyStopping monitors 'vall/loss'"]),
         (["--data.batch_size=1000"], ["data.batch_size is 1000", "256 training images", "--data.batch_size=64"]),
