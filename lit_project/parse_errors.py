@@ -60,10 +60,15 @@ def explain(message: str, parser: ArgumentParser, argv: list[str]) -> str:
 
 def _source(name: str, argv: list[str]) -> str:
     """The option, or else the last config file, that has a name in it; empty if none has."""
-    options = [argument for argument in argv if argument.startswith("--")]
-    files = [option.partition("=")[2] for option in options if option.startswith("--config=")]
-    given = next((option for option in options if name in option and not option.startswith("--config=")), "")
-    return given or next((file for file in reversed(files) if name in Path(file).read_text(encoding="utf-8")), "")
+    config = ("--config=", "-c=")
+    for option in argv:
+        if option.startswith("--") and not option.startswith(config) and re.search(rf"\b{name}\b", option):
+            return option
+    files = [argument.partition("=")[2] for argument in argv if argument.startswith(config)]
+    for file in reversed(files):
+        if re.search(rf"\b{name}\b['\"]?\s*:", Path(file).read_text(encoding="utf-8")):
+            return file
+    return ""
 
 
 def _suggestion(message: str, parser: ArgumentParser, argv: list[str]) -> str:

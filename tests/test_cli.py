@@ -407,11 +407,13 @@ def test_an_installed_wheel_needs_no_checkout(tmp_path: Path) -> None:
         (["fit", "--callbacks.bst.monitor=x"], ["Did you mean '--callbacks.best.monitor'?"]),
         (["fit", "--learning-rate=1"], ["Did you mean '--model.optimizer.lr'?"]),
         (["fit", "--data", "ImageFolder"], ["required: root", "Give it to ImageFolder with --data.root."]),
+        (["fit", "--trainer.default_root_dir=y", "--data.root=x"], ["accepted (from --data.root=x)"]),
         (["fit", "--data.root=x"], ["'root' is not accepted", "ImageFolder would have it", "--data=ImageFolder"]),
         (["fit", "--model.network.widths=[1]"], ["WhitenedCNN would have it", "--model.network=WhitenedCNN"]),
         (["fit", "--trainer.accelerator=foo"], ["trainer: ", "accelerator='foo'", "cuda"]),
         (["fit", "--config=twice.yaml"], ["twice.yaml", "trainer is there twice, in lines 1 and 4"]),
         (["fit", "--config=word.yaml"], ["trainer.max_epochs", "three", "(from word.yaml)"]),
+        (["fit", "-c", "word.yaml", "--trainer.max_time=1"], ["trainer.max_epochs", "three", "(from word.yaml)"]),
         (["fit", "--model.network=ResNet19"], ["ResNet19", "Did you mean 'ResNet18'?"]),
         (
             ["fit", "--model.network=lit_project.networks.ResNt18"],
