@@ -502,7 +502,10 @@ def _prepare(argv: list[str], folder: Path) -> Start:
     arguments = iter(argv[first:])
     for argument in arguments:
         option, equals, value = argument.partition("=")
-        if option in ("-c", "--config") and (value := value if equals else next(arguments, "")):
+        if option in ("-c", "--config"):
+            value = value if equals else next(arguments, "")
+            if not value:
+                raise InputError(f"{option} needs a file, such as configs/cifar10.yaml.")
             given_configs.append(f"{option}={find_config(value)}")
         else:
             options.append(argument)

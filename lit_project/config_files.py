@@ -20,13 +20,23 @@ CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.par
 yaml.SafeDumper.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
+#: What some keys of a config must be; the parser does not say it, or not in these words.
+_TAKES: dict[str, tuple[Any, str]] = {
+    "data": (dict | str, "a class, or its class_path and init_args"),
+    "model": (dict | str, "a class, or its class_path and init_args"),
+    "trainer": (dict, "'name: value' lines"),
+    "callbacks": (dict, "'name: value' lines; your own go to trainer.callbacks"),
+    "loggers": (dict, "'name: value' lines; your own go to trainer.logger"),
+    "trainer.default_root_dir": (str | None, "a folder"),
+    "ckpt_path": (str | None, "a path, best or last"),
+}
 
 
 def find_config(value: str) -> str:
     """A config path as given, or else below the project's own configs, so that any working directory will do."""
     for path in (Path(value), CONFIGS.parent / value, CONFIGS / value):
         if path.is_file():
-            return str(path)
+            return str(path.absolute())  # jsonargparse changes into its folder
     known = sorted(str(path.relative_to(CONFIGS.parent)) for path in CONFIGS.rglob("*.yaml"))
     raise InputError(f"--config {value}: there is no such file. The project's own: {', '.join(known)}.")
 
@@ -61,15 +71,35 @@ def read_yaml(path: str) -> dict[str, Any]:
         InputError: it cannot be read, or holds no keys.
     """
     try:
-        config = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+        with Path(path).open(encoding="utf-8") as file:  # which YAML's messages name
+            config = yaml.load(file, _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"--config {path} cannot be read as YAML: {error}") from error
+        advice = " YAML is indented with spaces, not tabs." if r"'\t'" in str(error) else ""
+        advice = " Save it as UTF-8." if isinstance(error, UnicodeDecodeError) else advice
+        raise InputError(f"--config {path} cannot be read as YAML: {error}.{advice}") from error
     if not isinstance(config, dict):
         raise InputError(f"--config {path}: expected 'key: value' lines at the top level.")
-    for key in ("data", "model", "trainer", "callbacks", "loggers"):
-        if key in config and config[key] is None:
-            raise InputError(f"--config {path}: {key} is empty. Say what it is, or delete the line.")
+    trainer = config.get("trainer")
+    values = {f"trainer.{name}": value for name, value in trainer.items()} if isinstance(trainer, dict) else {}
+    values |= config
+    for key, (kind, takes) in _TAKES.items():
+        if key in values and not isinstance(values[key], kind):
+            is_ = "empty" if values[key] is None else repr(values[key])
+            raise InputError(f"--config {path}: {key} is {is_}. It takes {takes}. Or delete the line.")
+    _check_below(config, path, "", [])
     return config
+
+
+def _check_below(value: Any, path: str, key: str, above: list[int]) -> None:
+    """Refuse empty arguments, and what contains itself by an anchor."""
+    if id(value) in above:
+        raise InputError(f"--config {path}: {key} contains itself.")
+    if isinstance(value, dict | list):
+        for name, part in value.items() if isinstance(value, dict) else enumerate(value):
+            below = f"{key}.{name}".lstrip(".")
+            if name == "init_args" and part is None:
+                raise InputError(f"--config {path}: {below} is empty. Give arguments, or delete the line.")
+            _check_below(part, path, below, [*above, id(value)])
 
 
 def bring_up_to_date(config: dict[str, Any], subcommand: str) -> list[str]:

@@ -3,17 +3,20 @@
 import difflib
 import inspect
 import re
+import sys
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
 import lightning as L
+import torchvision.models
 from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from torch import nn, optim
 
 from lit_project import commands
+from lit_project.config_files import CONFIGS
 from lit_project.data.augment import BatchTransform
 
 #: What jsonargparse says about every alternative of a type; it tells nothing about what the user got wrong.
@@ -30,6 +33,10 @@ _ALSO_CALLED = {
     "data.root": {"root", "data_dir", "data_path", "dataset"},
     "trainer.max_epochs": {"epochs", "num_epochs"},
     "trainer.devices": {"gpus", "num_gpus"},
+    "trainer.accelerator": {"device", "accelerator"},
+    "model.network": {"network", "arch", "backbone"},
+    "model.optimizer": {"optimizer", "opt"},
+    "callbacks.early_stopping.patience": {"patience"},
     "trainer.default_root_dir": {"output_dir", "save_dir", "log_dir"},
     "seed_everything": {"seed"},
     "ckpt_path": {"resume", "checkpoint", "ckpt"},
@@ -49,21 +56,28 @@ def explain(message: str, parser: ArgumentParser, argv: list[str]) -> str:
     text = re.sub(r'Parser key "([\w.]+)":', r"\1:", text)
     text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text)
     if match := re.search(r"(?:ption|string:|attribute|Parser key) ['\"]?([\w.]+)", message):
-        source = _source(match[1].rsplit(".", 1)[-1], argv)
+        source = _source(match[1].rsplit(".", 1)[-1], message, argv)
         if source and source not in text:
             text += f" (from {source})"
+    if match := re.search(r"argument (--[\w.]+): expected one argument", message):
+        bare = [option for option, value in pairwise([*argv, "--"]) if value.startswith("--") and "=" not in option]
+        text = f"{next((option for option in bare if option.startswith(match[1])), match[1])} needs a value"
     subcommands = ", ".join(_subcommands())
     text = re.sub(r"\(choose from .*\)", f"(choose from {subcommands})", text)
     text = re.sub(r'expected "subcommand" to be one of .*', f"say what to do, one of {subcommands}.", text)
     return text + _suggestion(message, parser, argv)
 
 
-def _source(name: str, argv: list[str]) -> str:
+def _source(name: str, message: str, argv: list[str]) -> str:
     """The option, or else the last config file, that has a name in it; empty if none has."""
     config = ("--config=", "-c=")
-    for option in argv:
-        if option.startswith("--") and not option.startswith(config) and re.search(rf"\b{name}\b", option):
-            return option
+    for argument, following in pairwise([*argv, ""]):
+        option, equals, value = argument.partition("=")
+        value = value if equals else following
+        here = option.startswith("--") and re.search(rf"\b{name}\b", argument)
+        # a value that was refused is in the message
+        if here and not argument.startswith(config) and ("alue" not in message or value in message):
+            return argument
     files = [argument.partition("=")[2] for argument in argv if argument.startswith(config)]
     for file in reversed(files):
         if re.search(rf"\b{name}\b['\"]?\s*:", Path(file).read_text(encoding="utf-8")):
@@ -72,23 +86,51 @@ def _source(name: str, argv: list[str]) -> str:
 
 
 def _suggestion(message: str, parser: ArgumentParser, argv: list[str]) -> str:
+    own_loggers = sorted(path.stem for path in (CONFIGS / "logger").glob("*.yaml"))
+    if "loggers.Logger is abstract" in message or re.search(r"--loggers?\b|\btrainer\.logger\b", message):
+        return f"\nChoose loggers with --config configs/logger/NAME.yaml, where NAME is {' or '.join(own_loggers)}."
     if match := re.search(r"unrecognized arguments: ([^-\s]\S*)", message):
+        if match[1].endswith((".yaml", ".yml")):
+            return f"\nGive a config with --config {match[1]}."
         if Path(match[1]).exists():
             return "\nThe shell has made several files of a pattern: put it in quotes, as in --images 'images/*.jpg'."
         return "\nSeveral values of one option are written as a list, such as '[64,64]'."
     if match := re.search(r"unrecognized arguments: --([\w.-]+)", message):
         meant = _nearest_option(match[1], _options(parser))
         return f"\nDid you mean '--{meant}'?" if meant else ""
+    if match := re.search(r"Group '(\w+)' does not accept option '(\w+)'", message):
+        meant = _nearest_option(f"{match[1]}.{match[2]}", _options(parser))
+        return f"\nDid you mean '{meant}'?" if meant else ""
     if match := re.search(r"ption '([\w.]+)' is not accepted|does not accept option '([\w.]+)'", message):
         name = match[1] or match[2]
-        return _nearest(name, _options(parser)) or _class_that_has(name, argv)
+        meant = _nearest_option(name.replace(".init_args", ""), _options(parser)) if "." in name else ""
+        return (
+            f"\nDid you mean '{meant}'?" if meant else _class_that_has(name, argv) or _nearest(name, _options(parser))
+        )
     if match := re.search(r"arguments are required: (\w+)", message):
         return _option_that_is_missing(match[1], argv)
-    if match := re.search(r"Expected a dot import path string: ([\w.]+)|has no attribute '(\w+)'", message):
-        return _nearest((match[1] or match[2]).rsplit(".", 1)[-1], {"ReduceLROnPlateau", *_classes()})
+    if match := re.search(
+        r"Expected a dot import path string: ([\w.]+)|module '([\w.]+)' has no attribute '(\w+)'", message
+    ):
+        return _nearest_class(match[1] or f"{match[2]}.{match[3]}")
     if match := re.search(r"invalid choice: '(\w+)'", message):
         return _nearest(match[1], _subcommands())
     return ""
+
+
+def _nearest_class(path: str) -> str:
+    module, _, name = path.rpartition(".")
+    if name.lower() in ("none", "no", "off", "false"):
+        return "\nA part is taken away with null."
+    if hasattr(torchvision.models, name):
+        return f"\nDid you mean 'torchvision.models.{name}'?"
+    if module and module.partition(".")[0] != __name__.partition(".")[0] and module in sys.modules:
+        return _nearest(name, vars(sys.modules[module]))
+    classes = _classes()
+    if name in classes:  # of another kind than what was asked for
+        network = issubclass(classes[name], nn.Module) and not issubclass(classes[name], L.LightningModule)
+        return f"\nA network is chosen with --model.network={name}." if network else ""
+    return _nearest(name, {"ReduceLROnPlateau", *classes})
 
 
 def _nearest(name: str, known: Iterable[str], prefix: str = "") -> str:

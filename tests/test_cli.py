@@ -412,8 +412,8 @@ def test_an_installed_wheel_needs_no_checkout(tmp_path: Path) -> None:
         (["fit", "--model.network.widths=[1]"], ["WhitenedCNN would have it", "--model.network=WhitenedCNN"]),
         (["fit", "--trainer.accelerator=foo"], ["trainer: ", "accelerator='foo'", "cuda"]),
         (["fit", "--config=twice.yaml"], ["twice.yaml", "trainer is there twice, in lines 1 and 4"]),
-        (["fit", "--config=word.yaml"], ["trainer.max_epochs", "three", "(from word.yaml)"]),
-        (["fit", "-c", "word.yaml", "--trainer.max_time=1"], ["trainer.max_epochs", "three", "(from word.yaml)"]),
+        (["fit", "--config=word.yaml"], ["trainer.max_epochs", "three", "word.yaml)"]),
+        (["fit", "-c", "word.yaml", "--trainer.max_time=1"], ["trainer.max_epochs", "three", "word.yaml)"]),
         (["fit", "--model.network=ResNet19"], ["ResNet19", "Did you mean 'ResNet18'?"]),
         (
             ["fit", "--model.network=lit_project.networks.ResNt18"],
@@ -431,9 +431,28 @@ def test_an_installed_wheel_needs_no_checkout(tmp_path: Path) -> None:
         (["fit", "--callbacks.best.save_top_k=-1"], ["save_top_k -1, several checkpoints of the one name 'best'"]),
         (["fit", "--trainer.max_time=01:30:00"], ["'01:30:00'", "DAYS:HOURS:MINUTES:SECONDS", "00:01:30:00"]),
         (["fit", "--model.network.image_size=3", "--data.augment=[]"], ["image_size is 3", "the data has 32"]),
-        (["test", "--config=scalar.yaml", "--ckpt_path=best"], ["Train first"]),
+        (["test", "--config=scalar.yaml", "--ckpt_path=best"], ["scalar.yaml: trainer is 5", "'name: value' lines"]),
+        (["fit", "--config=sub/wrong.yaml"], ["Option 'momentun' is not accepted", "sub/wrong.yaml)", "'momentum'?"]),
+        (["fit", "--config=sub/big.yaml", "--data.batch_size", "32"], ["Given value: big", "sub/big.yaml)"]),
+        (["fit", "--config=list.yaml"], ["list.yaml: callbacks is [", "your own go to trainer.callbacks"]),
+        (["fit", "--config=number.yaml"], ["number.yaml: ckpt_path is 5", "a path"]),
+        (["fit", "--config=hollow.yaml"], ["hollow.yaml: data.init_args is empty"]),
+        (["fit", "--config=loop.yaml"], ["loop.yaml: trainer.x contains itself"]),
+        (["fit", "--config=tab.yaml"], ["tab.yaml", "line 2", "spaces, not tabs"]),
+        (["fit", "--config=latin.yaml"], ["latin.yaml", "Save it as UTF-8"]),
+        (["fit", "--config=group.yaml"], ["group.yaml", "Did you mean 'trainer.max_epochs'?"]),
+        (["fit", "--config"], ["--config needs a file"]),
+        (["fit", "sub/big.yaml"], ["Give a config with --config sub/big.yaml"]),
+        (["fit", "--data.image_size=64"], ["ImageFolder would have it"]),
+        (["fit", "--logger", "wandb"], ["--config configs/logger/NAME.yaml", "tensorboard"]),
+        (["fit", "--trainer.logger=wandb"], ["--config configs/logger/NAME.yaml"]),
+        (["fit", "--callbacks.early_stopping=none"], ["taken away with null"]),
+        (["fit", "--model=ResNet18"], ["--model.network=ResNet18"]),
+        (["fit", "--model.network=torchvision.models.resnet8"], ["Did you mean 'resnet18'?"]),
+        (["fit", "--model.network=resnet50"], ["Did you mean 'torchvision.models.resnet50'?"]),
+        (["fit", "--model.optimizer.lr", "--seed_everything=1"], ["--model.optimizer.lr needs a value"]),
         (["fit", "--config=empty.yaml", "--data.num_train=64"], ["empty.yaml: data is empty", "delete the line"]),
-        (["fit", "--seed_everything", "1", "typo.yaml"], ["arguments: typo.yaml", "put it in quotes"]),
+        (["fit", "--seed_everything", "1", "page.ckpt"], ["arguments: page.ckpt", "put it in quotes"]),
         (["fit", "--data.num_train", "64", "64"], ["unrecognized arguments: 64", "'[64,64]'"]),
         (["fit", "--config=nope.yaml"], ["nope.yaml", "configs/cifar10.yaml"]),
         (["fit", "--config=broken.yaml"], ["broken.yaml cannot be read as YAML"]),
@@ -460,6 +479,16 @@ def test_one_message_says_what_and_suggests(
     (tmp_path / "broken.yaml").write_text("a: [1\nb: }")
     (tmp_path / "twice.yaml").write_text("trainer:\n  max_epochs: 1\ndata: Shapes10\ntrainer:\n  devices: 1\n")
     (tmp_path / "word.yaml").write_text("trainer:\n  max_epochs: three\n")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "wrong.yaml").write_text("model:\n  optimizer:\n    init_args:\n      momentun: 0.8\n")
+    (tmp_path / "sub" / "big.yaml").write_text("data:\n  batch_size: big\n")
+    (tmp_path / "list.yaml").write_text("callbacks:\n  - class_path: EarlyStopping\n")
+    (tmp_path / "number.yaml").write_text("ckpt_path: 5\n")
+    (tmp_path / "hollow.yaml").write_text("data:\n  class_path: Shapes10\n  init_args:\n#    num_train: 3\n")
+    (tmp_path / "loop.yaml").write_text("trainer: &t {x: *t}\n")
+    (tmp_path / "tab.yaml").write_text("trainer:\n\tmax_epochs: 3\n")
+    (tmp_path / "latin.yaml").write_bytes("# é\n".encode("latin-1"))
+    (tmp_path / "group.yaml").write_text("trainer: {max_epoch: 3}\n")
     (tmp_path / "typo.yaml").write_text("trainer:\n  max_epoch: 3\n")
     (tmp_path / "scalar.yaml").write_text("trainer: 5\n")
     (tmp_path / "empty.yaml").write_text("data:\n#  class_path: CIFAR10\n")

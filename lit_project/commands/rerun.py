@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     facts = [*changed_facts(before, after), *changed_patch(old, new), *changed_on_the_way(before)]
     print("Not identical:", *differences, sep="\n  ")
     if facts:
-        print("What was recorded of the two runs differs in:", *facts, sep="\n  ")
+        print("What is recorded differs in:", *facts, sep="\n  ")
     else:
         print(
             "Nothing that is recorded differs, so some operation is not deterministic: "

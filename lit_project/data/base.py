@@ -154,6 +154,7 @@ class ImageDataModule(L.LightningDataModule):
                 "choose data.placement=memory."
             )
         self.batch_size = batch_size
+        self._batch_size_before: int | None = None
         self.num_workers = num_workers
         self.val_fraction = val_fraction
         self.split_seed = split_seed
@@ -253,8 +254,8 @@ class ImageDataModule(L.LightningDataModule):
         return {"batch_size": self.batch_size}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the batch size of the checkpoint if the config leaves it open."""
-        self.batch_size = self.batch_size or state_dict["batch_size"]
+        """Remember the batch size of the checkpoint, for when the config leaves it open."""
+        self._batch_size_before = state_dict.get("batch_size")
 
     def setup(self, stage: str) -> None:
         """Load and split what ``stage`` needs; a second call for the same stage does nothing."""
@@ -456,7 +457,11 @@ class ImageDataModule(L.LightningDataModule):
         if self.batch_size is None:
             count = len(self.splits["train"].targets) // world_size if "train" in self.splits else 4 * _BATCH_SIZE
             self.batch_size = min(_BATCH_SIZE, max(1, count // 4))
-            if self.batch_size < _BATCH_SIZE:
+            before = self._batch_size_before or self.batch_size
+            if self.batch_size != before <= count:
+                self.batch_size = before
+                rank_zero_info(f"data.batch_size: {before}, as before.")
+            elif self.batch_size < _BATCH_SIZE:
                 rank_zero_info(f"data.batch_size: {self.batch_size}, as there are only {count} training images.")
         dataset = BatchDataset(arrays, self.transforms if train else (), global_seed())
         if train and len(dataset) // world_size < self.batch_size:

@@ -177,7 +177,13 @@ class TrainLoader(DataLoader[Batch]):
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         # a generator: nothing below runs before the first `next`
         assert self.batch_size is not None
-        self.sampler.start = self.position() * self.batch_size  # type: ignore[attr-defined]
+        position = self.position()
+        if position >= len(self) > 0 < position:
+            raise InputError(
+                f"The run stopped after batch {position} of an epoch that now has {len(self)}: training images were "
+                "removed. Put them back, or start a new run without --ckpt_path."
+            )
+        self.sampler.start = position * self.batch_size  # type: ignore[attr-defined]
         yield from super().__iter__()
 
     def state_dict(self) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def test_what_differs_is_named(run: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert "best.ckpt: not written this time" in printed
     assert f"last.ckpt: 1 of 18 tensors, the first is {name} (by up to 0.5)" in printed
     assert f"metrics.csv: first in row 2 (step 3), train/loss_step: {before} before, 7.0 now" in printed
-    facts = printed.split("What was recorded of the two runs differs in:\n")[1].splitlines()
+    facts = printed.split("What is recorded differs in:\n")[1].splitlines()
     assert f"  versions.torch: {record['versions']['torch']} before, 3.0 now" in facts
     assert "  machine.threads: 1 before, 7 now" in facts
     assert f"  data.train.sha256: {record['data']['train']['sha256']} before, None now" in facts

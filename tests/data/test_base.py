@@ -266,12 +266,29 @@ def test_a_resumed_run_keeps_the_batch_size_that_was_chosen_for_fewer_images():
     data.setup("fit")
     data.trainer = trainer()
     assert data.train_dataloader().batch_size == 10
-    for batch_size, expected in ((None, 10), (7, 7)):
-        more = Numbered({"train": 80, "val": 9, "test": 9}, batch_size=batch_size)
-        more.load_state_dict(data.state_dict())
+    state = data.state_dict()
+    # what has too few images now is chosen anew, and a class of one's own may have left the state out
+    for images, batch_size, before, expected in (
+        (80, None, state, 10),
+        (80, 7, state, 7),
+        (8, None, state, 2),
+        (80, None, {}, 20),
+    ):
+        more = Numbered({"train": images, "val": 9, "test": 9}, batch_size=batch_size)
+        more.load_state_dict(before)
         more.setup("fit")
         more.trainer = trainer()
         assert more.train_dataloader().batch_size == expected
+
+
+def test_an_epoch_that_is_shorter_than_what_was_done_of_it_is_refused():
+    data = Numbered({"train": 40, "val": 9, "test": 9}, batch_size=10)
+    data.setup("fit")
+    data.trainer = trainer(step=3)
+    assert len(list(data.train_dataloader())) == 1
+    data.trainer = trainer(step=4)
+    with pytest.raises(InputError, match="stopped after batch 4 of an epoch that now has 4"):
+        list(data.train_dataloader())
 
 
 def test_class_counts_are_those_of_the_training_split():
