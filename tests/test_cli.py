@@ -399,8 +399,8 @@ def test_an_installed_wheel_needs_no_checkout(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
-        ([], ["say what to do", "predict", "compare", "sweep"]),
-        (["ft"], ["invalid choice: 'ft'", "predict", "compare", "Did you mean 'fit'?"]),
+        ([], ["say what to do", "predict", "rerun"]),
+        (["ft"], ["invalid choice: 'ft'", "predict", "rerun", "Did you mean 'fit'?"]),
         (["fit", "--trainer.max_epoch=3"], ["--trainer.max_epoch", "Did you mean '--trainer.max_epochs'?"]),
         (["fit", "--trainr.max_epochs=3"], ["Did you mean '--trainer.max_epochs'?"]),
         (["fit", "--max_epoch=3"], ["Did you mean '--trainer.max_epochs'?"]),
