@@ -97,16 +97,14 @@ def _suggestion(message: str, parser: ArgumentParser, argv: list[str]) -> str:
         return "\nSeveral values of one option are written as a list, such as '[64,64]'."
     if match := re.search(r"unrecognized arguments: --([\w.-]+)", message):
         meant = _nearest_option(match[1], _options(parser))
-        return f"\nDid you mean '--{meant}'?" if meant else ""
+        return _did_you_mean(f"--{meant}" if meant else "")
     if match := re.search(r"Group '(\w+)' does not accept option '(\w+)'", message):
         meant = _nearest_option(f"{match[1]}.{match[2]}", _options(parser))
-        return f"\nDid you mean '{meant}'?" if meant else ""
+        return _did_you_mean(meant)
     if match := re.search(r"ption '([\w.]+)' is not accepted|does not accept option '([\w.]+)'", message):
         name = match[1] or match[2]
         meant = _nearest_option(name.replace(".init_args", ""), _options(parser)) if "." in name else ""
-        return (
-            f"\nDid you mean '{meant}'?" if meant else _class_that_has(name, argv) or _nearest(name, _options(parser))
-        )
+        return _did_you_mean(meant) or _class_that_has(name, argv) or _nearest(name, _options(parser))
     if match := re.search(r"arguments are required: (\w+)", message):
         return _option_that_is_missing(match[1], argv)
     if match := re.search(
@@ -123,7 +121,7 @@ def _nearest_class(path: str) -> str:
     if name.lower() in ("none", "no", "off", "false"):
         return "\nA part is taken away with null."
     if hasattr(torchvision.models, name):
-        return f"\nDid you mean 'torchvision.models.{name}'?"
+        return _did_you_mean(f"torchvision.models.{name}")
     if module and module.partition(".")[0] != __name__.partition(".")[0] and module in sys.modules:
         return _nearest(name, vars(sys.modules[module]))
     classes = _classes()
@@ -133,10 +131,14 @@ def _nearest_class(path: str) -> str:
     return _nearest(name, {"ReduceLROnPlateau", *classes})
 
 
-def _nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+def _did_you_mean(name: str) -> str:
+    return f"\nDid you mean '{name}'?" if name else ""
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
     by_lower = {candidate.lower(): candidate for candidate in known}
     found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
-    return f"\nDid you mean '{prefix}{by_lower[found[0]]}'?" if found else ""
+    return _did_you_mean(by_lower[found[0]] if found else "")
 
 
 def _nearest_option(name: str, options: set[str]) -> str:

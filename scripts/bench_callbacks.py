@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import Callback
 
 from lit_project import cli
 from lit_project.data.augment import Draw
+from lit_project.hardware import usable_cpus
 from lit_project.seeding import global_seed, keyed_generator
 
 BLOCK = 20
@@ -146,8 +147,7 @@ class LoggersInTurns(Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._record(trainer)
         trainer.loggers = self.loggers
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        share = (_helpers_time() - self.first_helpers) / (time.perf_counter() - self.first) / cores
+        share = (_helpers_time() - self.first_helpers) / (time.perf_counter() - self.first) / usable_cpus()
         self.pairs[:] = [(without, with_all * (1 + share)) for without, with_all in self.pairs]
 
     def _record(self, trainer: L.Trainer) -> None:

@@ -178,7 +178,7 @@ class TrainLoader(DataLoader[Batch]):
         # a generator: nothing below runs before the first `next`
         assert self.batch_size is not None
         position = self.position()
-        if position >= len(self) > 0 < position:
+        if 0 < len(self) <= position:
             raise InputError(
                 f"The run stopped after batch {position} of an epoch that now has {len(self)}: training images were "
                 "removed. Put them back, or start a new run without --ckpt_path."
